@@ -1,0 +1,86 @@
+"""The command `sglang-sm120`. Exit status: 0 good, 1 a problem was found, 2 wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120 import __version__
+
+GOOD, PROBLEM, USAGE = 0, 1, 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, all subcommands."""
+    top = argparse.ArgumentParser(prog="sglang-sm120", description="DeepSeek-V4 on SM120 and SM121 GPUs with SGLang.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_plan(commands)
+    _add_doctor(commands)
+    return top
+
+
+def _add_plan(commands: Any) -> None:
+    from sglang_sm120.plan import ARCHITECTURES
+
+    p = commands.add_parser(
+        "plan",
+        help="show which MoE kernels a launch would run, without GPU or weights",
+        usage="sglang-sm120 plan --model DIR [--arch ARCH] [--gpu-memory-gib N] [--stock] [--json] [-- SGLANG FLAGS]",
+        description="Let the installed SGLang resolve a launch as if on an architecture, and show the MoE kernels.",
+    )
+    p.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint: config.json and headers suffice")
+    p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
+    p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
+    p.add_argument("--stock", action="store_true", help="without the overlay")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout, logs on stderr")
+    p.set_defaults(run=_plan)
+
+
+def _add_doctor(commands: Any) -> None:
+    p = commands.add_parser("doctor", help="check this machine: versions, GPUs, patches, conflicts")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.set_defaults(run=_doctor)
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def _plan(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from sglang_sm120 import plan
+
+    document = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
+    print(json.dumps(document, indent=1) if arguments.json else plan.render(document))
+    return PROBLEM if document["errors"] else GOOD
+
+
+def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from sglang_sm120 import doctor
+
+    document = doctor.examine()
+    print(json.dumps(document, indent=1) if arguments.json else doctor.render(document))
+    return PROBLEM if document["errors"] else GOOD
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script. What follows `--` belongs to SGLang."""
+    words = sys.argv[1:] if argv is None else argv
+    ours, flags = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    arguments = parser().parse_args(ours)
+    if flags and arguments.command != "plan":
+        parser().error(f"{arguments.command} takes nothing after --")
+    return arguments.run(arguments, flags)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Fingerprints of the upstream code that a patch touches, and the check before it is touched.
+
+A fingerprint is a hash of the function's syntax tree without doc-strings, comments and positions. It is taken from the
+source file, so that checking costs no import and works in every process. It does not depend on the Python version:
+fields that are empty, and fields that newer versions added, are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_IGNORED_FIELDS = frozenset({"type_comment", "type_params", "kind"})
+
+
+@dataclass(frozen=True)
+class Target:
+    """An upstream function or class that a patch replaces or relies on.
+
+    Attributes:
+        module: dotted module path.
+        qualname: path inside the module, as in `Class.method`.
+        fingerprints: release -> fingerprint that the patch was proven against.
+    """
+
+    module: str
+    qualname: str
+    fingerprints: Mapping[str, str] = field(hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.qualname}"
+
+
+def fingerprint(definition: ast.AST) -> str:
+    """Twelve hex digits that change when the code does, and not with its formatting or the Python version."""
+    return hashlib.sha256(_normal(definition).encode()).hexdigest()[:12]
+
+
+def source_file(module: str) -> Path | None:
+    """The file of a module, found without importing it or the packages that hold it; None if there is none."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    for root in spec.submodule_search_locations:
+        path = Path(root).joinpath(*rest)
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def find(module: str, qualname: str) -> Definition | None:
+    """The definition in the installed source; None when the module or the name is gone."""
+    path = source_file(module)
+    if path is None:
+        return None
+    node: ast.Module | Definition = _parse(path, path.stat().st_mtime_ns)
+    for part in qualname.split("."):
+        named = [n for n in node.body if isinstance(n, Definition) and n.name == part]
+        if not named:
+            return None
+        node = named[-1]
+    return node if isinstance(node, Definition) else None
+
+
+def found_fingerprint(target: Target) -> str | None:
+    """Fingerprint of the target as installed; None when it is gone."""
+    definition = find(target.module, target.qualname)
+    return None if definition is None else fingerprint(definition)
+
+
+@lru_cache(maxsize=16)
+def _parse(path: Path, _mtime: int) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _normal(node: object) -> str:
+    if isinstance(node, list):
+        return "[" + ",".join(_normal(n) for n in node) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name == "body" and isinstance(value, list):
+            value = _without_docstring(value)
+        if name not in _IGNORED_FIELDS and value is not None and value != []:
+            parts.append(f"{name}={_normal(value)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body

@@ -1,0 +1,114 @@
+"""Which GPU architecture this process will use, without creating a CUDA context.
+
+NVML answers first. torch.cuda is asked only where it is initialised already, or where there is no NVML and torch has
+been imported anyway: creating a context in a launcher that later forks would break its children.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU, or the assumption that replaces it.
+
+    Attributes:
+        capability: compute capability (major, minor).
+        name: product name.
+        source: "nvml", "torch" or "SGLANG_SM120_ASSUME".
+        mixed: True when the visible GPUs are of several capabilities; this one is the first.
+    """
+
+    capability: tuple[int, int]
+    name: str
+    source: str
+    mixed: bool = False
+
+    @property
+    def arch(self) -> str:
+        """`sm120` for (12, 0), as NVIDIA and Triton write it."""
+        return f"sm{self.capability[0]}{self.capability[1]}"
+
+    @property
+    def is_sm12x(self) -> bool:
+        """SM120 (RTX PRO 6000, RTX 5090) or SM121 (GB10): the same instruction set, and the overlay's whole scope."""
+        return self.capability[0] == 12
+
+
+def capability_of(arch: str) -> tuple[int, int]:
+    """(12, 1) for `sm121`."""
+    digits = arch.removeprefix("sm")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def detect(assume: str | None = None) -> Gpu | None:
+    """The GPU that decides the routing; None without a usable NVIDIA GPU.
+
+    Args:
+        assume: architecture named by SGLANG_SM120_ASSUME; nothing is asked then.
+    """
+    if assume is not None:
+        return Gpu(capability_of(assume), f"assumed {assume}", "SGLANG_SM120_ASSUME")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return _from_torch(torch)
+    found = _from_nvml()
+    if found is None and torch is not None:
+        found = _from_torch(torch)
+    return found
+
+
+def visible(count: int, uuids: list[str], setting: str | None) -> list[int]:
+    """NVML indices that CUDA_VISIBLE_DEVICES leaves, in its order.
+
+    CUDA stops reading the list at the first entry that it cannot use; so does this. Numbers are taken in PCI order,
+    which is CUDA's order when all GPUs are equal or CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+    if setting is None:
+        return list(range(count))
+    found: list[int] = []
+    for entry in (e.strip() for e in setting.split(",")):
+        if entry.isdigit() and int(entry) < count:
+            found.append(int(entry))
+            continue
+        gpu = entry.removeprefix("MIG-").split("/")[0] if entry.startswith("MIG-GPU-") else entry
+        match = [i for i, uuid in enumerate(uuids) if gpu.startswith("GPU-") and uuid.startswith(gpu)]
+        if len(match) != 1:
+            break
+        found += match
+    return found
+
+
+def _from_nvml() -> Gpu | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [_text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
+        chosen = [handles[i] for i in visible(len(handles), uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+        if not chosen:
+            return None
+        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h)) for h in chosen]
+        return Gpu(capabilities[0], _text(pynvml.nvmlDeviceGetName(chosen[0])), "nvml", len(set(capabilities)) > 1)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _from_torch(torch) -> Gpu | None:
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return Gpu((major, minor), torch.cuda.get_device_name(), "torch")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,193 @@
+"""SGLang's MoE method for MXFP4 experts on SM120: parameters, preparation, and one call per forward.
+
+The life of a layer: `create_weights` makes the parameters that SGLang's loader fills, `process_weights_after_loading`
+checks that all were filled and repacks them in place, `apply` runs the kernel. A runtime weight update starts over: the
+first tensor that arrives turns the bytes back into the checkpoint's layout.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
+
+from sglang_sm120 import report, sglang_api
+from sglang_sm120.kernels.sm120 import mxfp4_moe
+from sglang_sm120.settings import RUNNER
+from sglang_sm120.shard_ledger import ShardLedger
+
+logger = logging.getLogger(__name__)
+
+GROUP = 32  # values that share an e8m0 scale (OCP Microscaling Formats v1.0)
+UNFILLED = 0xFF  # e8m0 NaN: no checkpoint has it, so a scale that still is was never loaded
+DUMMY_SCALE = 0x73  # 2^-12: with random codes the layer keeps activations small
+
+
+class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
+    """Triton MXFP4 experts (`sm120_triton`).
+
+    Args:
+        prefix: module name of the layer, for messages.
+        activation: `bf16` (W4A16) or `mxfp8` (W4A8).
+    """
+
+    # The kernel multiplies by routed_scaling_factor itself; top-k must not.
+    fuse_routed_scaling_factor_in_topk = False
+    load_up_proj_weight_first = False
+
+    def __init__(self, prefix: str, activation: str = "bf16") -> None:
+        self.prefix = prefix
+        self.activation = activation
+        self.weights: mxfp4_moe.PreparedWeights | None = None
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the four parameters under the names and in the layout of the checkpoint.
+
+        Args:
+            num_experts: experts that this rank holds, E.
+            hidden_size: H, a multiple of 32.
+            intermediate_size_per_partition: I of this rank, a multiple of 32.
+            params_dtype: the model's dtype; bfloat16.
+            extra_weight_attrs: `weight_loader` and what else SGLang attaches.
+
+        Raises:
+            ValueError: a width is not a multiple of 32, or the model is not bfloat16.
+        """
+        for name, size in (("hidden_size", hidden_size), ("intermediate size", intermediate_size_per_partition)):
+            if size % GROUP:
+                raise ValueError(f"{self.prefix}: {name} of a rank is {size}; {RUNNER} needs a multiple of {GROUP}")
+        if params_dtype != torch.bfloat16:
+            raise ValueError(f"{self.prefix}: the model runs in {params_dtype}; {RUNNER} needs --dtype bfloat16")
+        self.ledger = ShardLedger(before=self._restore)
+        attributes = dict(extra_weight_attrs, weight_loader=self.ledger.wrap(extra_weight_attrs["weight_loader"]))
+        rows13, inter = 2 * intermediate_size_per_partition, intermediate_size_per_partition
+        for name, rows, columns in (("w13", rows13, hidden_size), ("w2", hidden_size, inter)):
+            codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.int8)
+            scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)
+            _register(layer, f"{name}_weight", codes, attributes)
+            _register(layer, f"{name}_weight_scale_inv", scales.view(torch.float8_e8m0fnu), attributes | _BLOCK_SCALE)
+
+    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
+        """Keep the layer's configuration.
+
+        Raises:
+            ValueError: it asks for something that the kernel does not compute.
+        """
+        config = moe_runner_config
+        wanted = {
+            "activation": "silu",
+            "is_gated": True,
+            "gemm1_alpha": None,
+            "gemm1_clamp_limit": None,
+            "apply_router_weight_on_input": False,
+            "no_combine": False,
+        }
+        for name, value in wanted.items():
+            found = getattr(config, name, value)
+            if found != value:
+                raise ValueError(f"{self.prefix}: {name} is {found!r}; {RUNNER} computes {value!r} only")
+        self.config = config
+
+    def get_moe_runner_backend(self, layer: torch.nn.Module) -> None:
+        """None: a direct kernel that takes standard top-k with local expert ids."""
+        return None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Check that every parameter was filled, and repack in place. The second call in a row does nothing.
+
+        Raises:
+            ValueError: a tensor of the checkpoint never arrived; the message names it.
+        """
+        if self.weights is not None:
+            return
+        self._check_filled(layer)
+        self.weights = mxfp4_moe.prepare_weights(
+            layer.w13_weight.data, _bytes(layer.w13_weight_scale_inv), layer.w2_weight.data, _bytes(layer.w2_weight_scale_inv)
+        )
+        report.once(("prepared", self.prefix), f"Prepared MXFP4 experts for {RUNNER} (layer: {self.prefix})")
+
+    def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> Any:
+        """Run the experts of this rank.
+
+        Args:
+            dispatch_output: SGLang's StandardDispatchOutput: bf16 hidden states [T, H] (left as they are), top-k ids and
+                weights [T, K], -1 for slots that are not here.
+
+        Returns:
+            StandardCombineInput with bf16 [T, H], to be summed over ranks by the caller.
+        """
+        from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+
+        assert self.weights is not None, f"{self.prefix}: forward before process_weights_after_loading"
+        role = "draft" if sglang_api.is_draft_prefix(self.prefix) else "target"
+        report.once(("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)")
+        topk = sglang_api.standard_topk(dispatch_output.topk_output)
+        hidden = dispatch_output.hidden_states
+        out = sglang_api.empty_for_all_reduce(hidden)
+        mxfp4_moe.mxfp4_moe(
+            hidden,
+            self.weights,
+            sglang_api.local_expert_ids(layer, topk.topk_ids),
+            topk.topk_weights.to(torch.float32),
+            swiglu_limit=self.config.swiglu_limit,
+            routed_scaling_factor=self._scaling_factor(layer),
+            activation=self.activation,
+            out=out,
+        )
+        return StandardCombineInput(hidden_states=out)
+
+    def _scaling_factor(self, layer: torch.nn.Module) -> float:
+        """1 where top-k has multiplied already."""
+        if getattr(layer, "should_fuse_routed_scaling_factor_in_topk", False):
+            return 1.0
+        return self.config.routed_scaling_factor or 1.0
+
+    def _restore(self) -> None:
+        """Back to the checkpoint's layout, in place, because new tensors are about to be written."""
+        if self.weights is not None:
+            mxfp4_moe.restore_weights(self.weights)
+            self.weights = None
+
+    def _check_filled(self, layer: torch.nn.Module) -> None:
+        if sglang_api.loads_dummy_weights():
+            for name in ("w13_weight_scale_inv", "w2_weight_scale_inv"):
+                _bytes(getattr(layer, name)).fill_(DUMMY_SCALE)
+            return
+        if not self.ledger.is_empty:
+            missing = self.ledger.missing(sglang_api.checkpoint_experts(layer))
+            if missing:
+                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+                raise ValueError(
+                    f"{self.prefix}: the checkpoint did not deliver {', '.join(missing[:3])}{more}; "
+                    "is it complete, and are its experts MXFP4?"
+                )
+        for name in ("w13_weight_scale_inv", "w2_weight_scale_inv"):
+            unfilled = [e for e, scale in enumerate(_bytes(getattr(layer, name))) if bool((scale == UNFILLED).any())]
+            if unfilled:
+                raise ValueError(
+                    f"{self.prefix}: {name} of local expert {unfilled[0]} has values that were never loaded or are NaN"
+                )
+
+
+_BLOCK_SCALE = {"quant_method": "block", "format_ue8m0": False}
+
+
+def _register(layer: torch.nn.Module, name: str, data: torch.Tensor, attributes: dict[str, Any]) -> None:
+    parameter = torch.nn.Parameter(data, requires_grad=False)
+    layer.register_parameter(name, parameter)
+    for key, value in attributes.items():
+        setattr(parameter, key, value)
+
+
+def _bytes(scale: torch.Tensor) -> torch.Tensor:
+    return scale.data.view(torch.uint8)

@@ -1,0 +1,160 @@
+"""Patch records, their status, and the one way in which they are applied.
+
+A patch is a record: what it cures, what it touches, why no public seam reaches that, and when it can go. Applying
+checks first that upstream is what the patch was proven on, then that nobody else has replaced the target.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import FunctionType
+
+from sglang_sm120 import contracts, releases
+from sglang_sm120.contracts import Target
+from sglang_sm120.settings import ACCEPT_DRIFT, OFF, Settings
+
+MARK = "__sglang_sm120_patch__"
+
+
+class Status(StrEnum):
+    """What became of a patch in this process."""
+
+    APPLIED = "applied"
+    NOT_NEEDED = "not needed"
+    NOT_APPLICABLE = "not applicable"
+    FAILED = "failed"
+
+
+@dataclass
+class State:
+    """A patch's status and why."""
+
+    name: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One concern.
+
+    Attributes:
+        name: what SGLANG_SM120_DISABLE lists.
+        summary: what changes for the user, in a line.
+        symptom: the literal error or wrong result without it.
+        targets: upstream code that it replaces or relies on, with the fingerprints it was proven on.
+        why: why no registry or flag of SGLang does it.
+        binding: how SGLang looks the target up, hence why the replacement takes effect.
+        untouched: what stays stock.
+        remove_when: a condition that can be checked.
+        install: applies it; returns a line for the status. It may raise PatchError.
+    """
+
+    name: str
+    summary: str
+    symptom: str
+    targets: tuple[Target, ...]
+    why: str
+    binding: str
+    untouched: str
+    remove_when: str
+    install: Callable[[Settings], str]
+
+
+class PatchError(RuntimeError):
+    """A patch cannot be applied; the message says what to do."""
+
+
+STATES: dict[str, State] = {}
+
+
+def apply_all(patches: Iterable[Patch], settings: Settings) -> None:
+    """Apply every patch that is not disabled, in order, and record each one's state.
+
+    Raises:
+        PatchError: one could not be applied. The launch must not go on.
+    """
+    for patch in patches:
+        if patch.name in settings.disabled:
+            STATES[patch.name] = State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
+            continue
+        try:
+            if not settings.accept_drift:
+                check_contract(patch)
+            reason = patch.install(settings)
+        except PatchError as error:
+            STATES[patch.name] = State(patch.name, Status.FAILED, str(error))
+            raise
+        STATES[patch.name] = State(patch.name, Status.APPLIED, reason)
+
+
+def set_all(patches: Iterable[Patch], status: Status, reason: str) -> None:
+    """Record one state for all of them."""
+    for patch in patches:
+        STATES[patch.name] = State(patch.name, status, reason)
+
+
+def drift(patch: Patch, release: str | None) -> list[str]:
+    """How upstream differs from what the patch was proven on; empty when it does not."""
+    if release is None:
+        return ["SGLang is not installed as a distribution"]
+    found = []
+    if not releases.is_proven(release):
+        found.append(f"SGLang {release} is not among the proven releases ({releases.describe()})")
+    for target in patch.targets:
+        seen, expected = contracts.found_fingerprint(target), sorted(set(target.fingerprints.values()))
+        if seen not in expected:
+            state = "is gone" if seen is None else f"has fingerprint {seen}"
+            found.append(f"{target} {state}; expected {' or '.join(expected)}")
+    return found
+
+
+def check_contract(patch: Patch) -> None:
+    """Raise PatchError when upstream is not what the patch was proven on."""
+    release = releases.installed()
+    differences = drift(patch, release)
+    if differences:
+        raise PatchError(
+            f"patch {patch.name} was not proven on the installed SGLang {release}: {'; '.join(differences)}. "
+            f"Run stock SGLang with {OFF.name}=0, or accept the risk with {ACCEPT_DRIFT.name}=1"
+        )
+
+
+def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionType], FunctionType]) -> None:
+    """Replace `cls.name` by `make(original)`.
+
+    Existing instances and subclasses that call super() are reached, because Python looks methods up on the class.
+
+    Raises:
+        PatchError: the method is not the one of its source file, so somebody else has replaced it.
+    """
+    present = cls.__dict__.get(name)
+    if getattr(present, MARK, None) == patch:
+        return
+    where = f"{cls.__module__}.{cls.__qualname__}.{name}"
+    if not isinstance(present, FunctionType) or not _is_original(cls, present):
+        owner = getattr(present, "__module__", None) or type(present).__module__
+        raise PatchError(
+            f"patch {patch}: {where} has already been replaced by {owner}. Two overlays cannot both own it; "
+            f"remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
+        )
+    replacement = make(present)
+    replacement.__name__, replacement.__qualname__ = present.__name__, present.__qualname__
+    setattr(replacement, MARK, patch)
+    replacement.__wrapped__ = present  # type: ignore[attr-defined]
+    setattr(cls, name, replacement)
+    if cls.__dict__.get(name) is not replacement:
+        raise PatchError(f"patch {patch}: {where} did not take the replacement")
+
+
+def _is_original(cls: type, function: FunctionType) -> bool:
+    """Defined in the class's own module and file, and wrapping nothing."""
+    file = inspect.getsourcefile(cls)
+    return (
+        function.__module__ == cls.__module__
+        and not hasattr(function, "__wrapped__")
+        and function.__code__.co_filename == file
+    )

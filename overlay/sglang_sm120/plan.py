@@ -1,0 +1,153 @@
+"""`sglang-sm120 plan`: which MoE kernels a launch would run, decided by the installed SGLang.
+
+The checkpoint's facts are read here; everything else is asked of SGLang in a child process (`plan_child`), because the
+GPU is simulated there and SGLang keeps what it has seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120 import __version__, checkpoint, gpu, kernels_known, releases, routing, settings
+from sglang_sm120.checkpoint import Checkpoint, CheckpointError
+
+SCHEMA = 1
+ARCHITECTURES = ("sm120", "sm121", "sm100", "sm90")
+TIMEOUT_S = 300
+_SWITCH = {"target": ("deepseek_v4_gate", routing.TARGET_FLAG), "draft": ("mxfp4_nextn", routing.DRAFT_FLAG)}
+
+
+def make(
+    model: Path, flags: list[str], arch: str | None = None, memory_gib: int = 96, stock: bool = False
+) -> dict[str, Any]:
+    """The plan as a document.
+
+    Args:
+        model: checkpoint directory.
+        flags: SGLang server flags, without the model.
+        arch: `sm120`, `sm121`, `sm100` or `sm90`; this machine's GPU, else `sm120`, if None.
+        memory_gib: memory of each simulated GPU.
+        stock: leave the overlay out.
+
+    Returns:
+        The document of the interface contract (`schema` 1). A launch that would fail has non-empty `errors`.
+    """
+    present = gpu.detect()
+    arch = arch or (present.arch if present and present.arch in ARCHITECTURES else "sm120")
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "sglang": releases.installed(),
+        "overlay": __version__,
+        "arch": arch,
+        "simulated": present is None or present.arch != arch,
+        "stock": stock,
+        "checkpoint": None,
+        "target": None,
+        "draft": None,
+        "patches": [],
+        "warnings": [],
+        "errors": [],
+    }
+    try:
+        facts = checkpoint.inspect(model)
+    except CheckpointError as error:
+        document["errors"].append(str(error))
+        return document
+    document["checkpoint"] = {k: v for k, v in asdict(facts).items() if k != "problems"}
+    if document["sglang"] is None:
+        document["errors"].append("SGLang is not installed beside sglang-sm120; install it first: pip install sglang")
+    elif not facts.is_deepseek_v4:
+        document["warnings"].append(f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone")
+    else:
+        _ask_sglang(document, model, flags, arch, memory_gib)
+        _judge(document, facts)
+    return document
+
+
+def _ask_sglang(document: dict[str, Any], model: Path, flags: list[str], arch: str, memory_gib: int) -> None:
+    environment = dict(os.environ)
+    if document["stock"]:
+        environment[settings.OFF.name] = "0"
+    request = {"model": str(model), "flags": flags, "arch": arch, "memory_gib": memory_gib}
+    child = subprocess.run(
+        [sys.executable, "-m", "sglang_sm120.plan_child"],
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:
+        document["errors"].append(f"SGLang ended (status {child.returncode}) without an answer; its messages are on stderr")
+        return
+    for key in ("target", "draft", "patches"):
+        document[key] = answer[key]
+    document["warnings"] += answer["warnings"]
+    document["errors"] += answer["errors"]
+    filtered = environment.get("SGLANG_PLUGINS")
+    if not document["stock"] and not answer["patches"] and filtered:
+        document["warnings"].append(f"SGLANG_PLUGINS={filtered} leaves sm120 out: this is stock SGLang")
+
+
+def _judge(document: dict[str, Any], facts: Checkpoint) -> None:
+    """Name each layer's kernel, and add an error where the architecture has none."""
+    major = gpu.capability_of(document["arch"])[0]
+    for role in ("target", "draft"):
+        part = document[role]
+        if part is None:
+            continue
+        packed = part.pop("packed")
+        kernel = kernels_known.lookup(part["method"], part["runner"])
+        part["kernel"] = kernel.name if kernel else f"{part['method']} on {part['runner']}"
+        fault = kernels_known.fault(part["method"], part["runner"], major, packed)
+        if fault is not None:
+            document["errors"].append(f"{role}: {fault}. {_remedy(role, document)}")
+    if facts.problems and not document["errors"]:
+        document["errors"] += [f"{problem}" for problem in facts.problems]
+
+
+def _remedy(role: str, document: dict[str, Any]) -> str:
+    patch, flag = _SWITCH[role]
+    states = {p["name"]: p for p in document["patches"]}
+    if document["stock"]:
+        return f"The overlay changes this ({patch}); or pass {flag}"
+    if patch in states and states[patch]["status"] == "not applicable":
+        return f"Patch {patch} is out ({states[patch]['reason']}); or pass {flag}"
+    return f"Pass {flag}"
+
+
+def render(document: dict[str, Any]) -> str:
+    """The plan for people, at most 100 columns wide where the reasons allow."""
+    lines = [
+        f"SGLang {document['sglang']}, sglang-sm120 {document['overlay']}"
+        f"{' (left out: --stock)' if document['stock'] else ''}, {document['arch']}"
+        f"{' (simulated)' if document['simulated'] else ''}"
+    ]
+    facts = document["checkpoint"]
+    if facts:
+        lines.append(
+            f"checkpoint  {facts['kind']}: {facts['experts']} experts, top {facts['top_k']}, hidden "
+            f"{facts['hidden_size']}, intermediate {facts['moe_intermediate_size']}, clamp {facts['swiglu_limit']}"
+        )
+    for role in ("target", "draft"):
+        part = document[role]
+        if part:
+            who = part["changed_by"] or "SGLang"
+            name = f"{role} ({part['algorithm']})" if role == "draft" else role
+            lines.append(f"{name:<15} {part['kernel']}: runner {part['runner']}, method {part['method']}")
+            lines.append(f"{'':<15} by {who}: {part['reason']}")
+    lines += [f"patch           {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
+    lines += [f"warning         {w}" for w in document["warnings"]]
+    lines += [f"ERROR           {e}" for e in document["errors"]]
+    if not document["errors"] and document["target"]:
+        lines.append("This launch has a kernel for every MoE layer.")
+    return "\n".join(lines)

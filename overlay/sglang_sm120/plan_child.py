@@ -1,0 +1,154 @@
+"""The process behind `plan`: real SGLang resolves a launch on simulated GPUs and builds one MoE layer of each kind.
+
+Reads a request as JSON on stdin and writes the answer as JSON to its original stdout; whatever SGLang prints goes to
+stderr. The steps are those of a launch, in its order: load plugins, parse and resolve the flags, publish them as a
+scheduler does, let SGLang's loader build the quantization config, and construct SGLang's own `FusedMoE` with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from sglang_sm120 import patching, report, sglang_api, simulate
+
+
+def decide(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request; problems end up in `errors`."""
+    answer: dict[str, Any] = {"target": None, "draft": None, "errors": [], "warnings": []}
+    try:
+        _steps(request, answer)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
+        answer["errors"].append(_message(error))
+        if not isinstance(error, SystemExit):
+            import traceback
+
+            traceback.print_exc()
+    answer["patches"] = [vars(s) | {"status": str(s.status)} for s in patching.STATES.values()]
+    return answer
+
+
+def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    server_args = _resolve(["--model-path", request["model"], *request["flags"]])
+    sglang_api.publish_as_scheduler(server_args)
+    answer["target"] = _target(server_args, request, answer)
+    algorithm = sglang_api.resolved(server_args, "speculative_algorithm")
+    if algorithm:
+        answer["draft"] = _draft(server_args, algorithm, request)
+
+
+def _resolve(arguments: list[str]) -> Any:
+    """Parse and resolve as the launcher does; argparse's complaint becomes the error."""
+    from sglang.srt.server_args import prepare_server_args
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            server_args = prepare_server_args(arguments)
+    except SystemExit as error:
+        lines = said.getvalue().strip().splitlines()
+        if error.code == 2 and lines:
+            raise SystemExit("SGLang refuses the flags: " + lines[-1].partition("error: ")[2]) from None
+        raise
+    sys.stderr.write(said.getvalue())
+    sglang_api.resolve(server_args)
+    return server_args
+
+
+def _target(server_args: Any, request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    model_config = sglang_api.model_config(server_args)
+    runner = sglang_api.resolved(server_args, "moe_runner_backend")
+    layers = {i: f"model.layers.{i}.mlp.experts" for i in range(model_config.hf_text_config.num_hidden_layers)}
+    shape = _shape(model_config)
+    built = _build(model_config, list(layers.values()), shape, nullcontext())
+    first = built[0]
+    others = sorted({b["method"] for b in built} - {first["method"]})
+    if others:
+        where = [i for i, b in enumerate(built) if b["method"] != first["method"]]
+        answer["warnings"].append(f"layers {', '.join(map(str, where))} get {', '.join(others)} instead")
+    return _part("target", first, runner)
+
+
+def _draft(server_args: Any, algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
+    path = sglang_api.resolved(server_args, "speculative_draft_model_path") or request["model"]
+    model_config = sglang_api.model_config(server_args, draft_path=path)
+    text = model_config.hf_text_config
+    shape = _shape(model_config)
+    if algorithm == "DSPARK":
+        shape["num_experts"] = getattr(text, "dspark_n_routed_experts", None) or shape["num_experts"]
+        shape["top_k"] = getattr(text, "dspark_num_experts_per_tok", None) or shape["top_k"]
+        prefix, context = "stages.0.mlp.experts", nullcontext()
+    else:
+        prefix, context = "model.decoder.mlp.experts", sglang_api.speculative_context()
+    built = _build(model_config, [prefix], shape, context)[0]
+    runner = built["runner"] or sglang_api.resolved(server_args, "speculative_moe_runner_backend")
+    return {"algorithm": "DSPARK" if algorithm == "DSPARK" else "EAGLE", **_part("draft", built, runner)}
+
+
+def _shape(model_config: Any) -> dict[str, Any]:
+    text = model_config.hf_text_config
+    return {
+        "num_experts": text.n_routed_experts,
+        "hidden_size": text.hidden_size,
+        "intermediate_size": text.moe_intermediate_size,
+        "top_k": text.num_experts_per_tok,
+        "routed_scaling_factor": getattr(text, "routed_scaling_factor", None),
+        "swiglu_limit": getattr(text, "swiglu_limit", None),
+    }
+
+
+def _build(
+    model_config: Any, prefixes: list[str], shape: dict[str, Any], context: AbstractContextManager[Any]
+) -> list[dict[str, Any]]:
+    """SGLang's own FusedMoE for each prefix, on the meta device."""
+    import torch
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+
+    built = []
+    with context, torch.device("meta"):
+        config = sglang_api.quantization_config(model_config)
+        for number, prefix in enumerate(prefixes):
+            layer = FusedMoE(
+                layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape
+            )
+            packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
+            runner = sglang_api.runner_of(layer)
+            built.append({"method": type(layer.quant_method).__name__, "runner": runner, "packed": bool(packed)})
+    return built
+
+
+def _part(role: str, built: dict[str, Any], runner: str) -> dict[str, Any]:
+    known = report.decision(role)
+    changed_by = known.changed_by if known else None
+    reason = known.reason if known else "SGLang's own choice"
+    return {**built, "runner": runner, "changed_by": changed_by, "reason": reason}
+
+
+def _message(error: BaseException) -> str:
+    text = str(error).removeprefix("sglang-sm120: ").strip()
+    return text or f"{type(error).__name__} without a message"
+
+
+def main() -> int:
+    """Serve one request."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    simulate.install(request["arch"], request["memory_gib"])
+    with os.fdopen(answer_to, "w") as out:
+        json.dump(decide(request), out)
+    sys.stderr.flush()
+    os._exit(0)  # SGLang leaves threads behind that would delay the exit
+
+
+if __name__ == "__main__":
+    sys.exit(main())

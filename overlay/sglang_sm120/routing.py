@@ -1,0 +1,175 @@
+"""Which MoE runner a DeepSeek-V4 layer gets on SM120 and SM121. Pure decisions: no torch, no SGLang.
+
+What runs where was read in SGLang's dispatch: trtllm-gen and CuteDSL MoE kernels exist for SM100 only, and SGLang's
+NVFP4 method implements no runner but these two families, FlashInfer CUTLASS and Marlin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_sm120.settings import DRAFT_RUNNERS, RUNNER
+
+TARGET_FLAG = "--moe-runner-backend"
+DRAFT_FLAG = "--speculative-moe-runner-backend"
+CUTLASS_MULTIPLE = 128  # of hidden and per-rank intermediate size, in SGLang's FlashInfer CUTLASS MXFP4 method
+
+_SM100_KERNELS = "its kernels are built for SM100 only"
+_NOT_NVFP4 = "SGLang's NVFP4 method has no such kernel"
+_NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
+NVFP4_REFUSED = {
+    "flashinfer_trtllm": _SM100_KERNELS,
+    "flashinfer_trtllm_routed": _SM100_KERNELS,
+    "experimental_sgl_trtllm": _SM100_KERNELS,
+    "flashinfer_cutedsl": _SM100_KERNELS,
+    "flashinfer_megamoe": _SM100_KERNELS,
+    "cutlass": _NOT_NVFP4,
+    "triton": _NOT_NVFP4,
+    "triton_kernel": _NOT_NVFP4,
+    "deep_gemm": _NOT_NVFP4,
+    "humming": _NOT_NVFP4,
+    "flashinfer_mxfp4": _NOT_NVFP4,
+    "hpc_ops": _NOT_NVFP4,
+    RUNNER: "it reads MXFP4, and this checkpoint's target experts are NVFP4",
+}
+MXFP4_REFUSED = {
+    "flashinfer_trtllm": _SM100_KERNELS,
+    "flashinfer_trtllm_routed": _SM100_KERNELS,
+    "experimental_sgl_trtllm": _SM100_KERNELS,
+    "flashinfer_cutedsl": _SM100_KERNELS,
+    "flashinfer_megamoe": _SM100_KERNELS,
+    "flashinfer_cutlass": _NOT_MXFP4,
+    "cutlass": _NOT_MXFP4,
+    "triton": _NOT_MXFP4,
+    "triton_kernel": _NOT_MXFP4,
+    "hpc_ops": _NOT_MXFP4,
+}
+NVFP4_WORKING = ("flashinfer_cutlass", "marlin")
+MXFP4_WORKING = ("flashinfer_mxfp4", "marlin", RUNNER)
+
+
+class RouteError(ValueError):
+    """No kernel for what was asked; the message names the flag, its value, the reason and what works."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the decisions look at.
+
+    Attributes:
+        kind: `hybrid-nvfp4`, `mxfp4` or another kind, as SGLang's model configuration has it.
+        hidden_size, moe_intermediate_size: of a routed expert, unsharded.
+        tp, ep: tensor-parallel and expert-parallel sizes; a rank holds `moe_intermediate_size / (tp / ep)` columns.
+        target_runner, draft_runner, quantization: the flags as given; `auto` and None where they are not.
+        speculative: EAGLE, DSPARK or None.
+        draft_default: what SGLANG_SM120_DRAFT_MOE says.
+        all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
+    """
+
+    kind: str
+    hidden_size: int
+    moe_intermediate_size: int
+    tp: int = 1
+    ep: int = 1
+    target_runner: str = "auto"
+    draft_runner: str | None = None
+    quantization: str | None = None
+    speculative: str | None = None
+    draft_default: str = "auto"
+    all_to_all: str = "none"
+
+    @property
+    def rank_intermediate_size(self) -> int:
+        return self.moe_intermediate_size // max(1, self.tp // self.ep)
+
+    @property
+    def fits_cutlass(self) -> bool:
+        """Whether SGLang's FlashInfer CUTLASS MXFP4 method takes the per-rank shapes."""
+        return self.hidden_size % CUTLASS_MULTIPLE == 0 and self.rank_intermediate_size % CUTLASS_MULTIPLE == 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """A runner and why; `runner` None leaves SGLang's own choice."""
+
+    runner: str | None
+    reason: str
+
+
+def route_target(launch: Launch) -> Route:
+    """The target's runner.
+
+    Raises:
+        RouteError: the runner asked for has no kernel for this checkpoint on SM120.
+    """
+    if launch.kind == "hybrid-nvfp4":
+        return _nvfp4_target(launch)
+    if launch.kind == "mxfp4":
+        return _mxfp4_target(launch)
+    return Route(None, "its experts are not FP4")
+
+
+def route_draft(launch: Launch) -> Route:
+    """The draft's runner, for a launch with speculative decoding. Raises RouteError as `route_target` does."""
+    asked = launch.draft_runner
+    if launch.kind == "hybrid-nvfp4":
+        return _hybrid_draft(launch)
+    if launch.kind == "mxfp4" and asked in MXFP4_REFUSED:
+        raise RouteError(_refusal(DRAFT_FLAG, asked, MXFP4_REFUSED[asked], MXFP4_WORKING))
+    if launch.kind == "mxfp4" and asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
+        raise RouteError(_refusal(DRAFT_FLAG, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
+    return Route(None, "SGLang's choice for the draft has kernels for SM120")
+
+
+def _nvfp4_target(launch: Launch) -> Route:
+    asked = launch.target_runner
+    if asked in NVFP4_REFUSED:
+        hint = f"; {RUNNER} can run the draft: {DRAFT_FLAG} {RUNNER}" if asked == RUNNER else ""
+        raise RouteError(_refusal(TARGET_FLAG, asked, NVFP4_REFUSED[asked], NVFP4_WORKING) + hint)
+    if asked != "auto":
+        return Route(None, f"{TARGET_FLAG} {asked} was asked for")
+    if launch.ep not in (1, launch.tp):
+        return Route("marlin", f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep}); Marlin takes any")
+    if launch.quantization is not None:
+        return Route(
+            "marlin",
+            f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}; without that flag "
+            "(it is redundant here) the target runs on FlashInfer CUTLASS",
+        )
+    return Route("flashinfer_cutlass", "NVFP4 kernels for SM120; SGLang's default for this checkpoint is SM100 only")
+
+
+def _mxfp4_target(launch: Launch) -> Route:
+    asked = launch.target_runner
+    if asked in MXFP4_REFUSED:
+        raise RouteError(_refusal(TARGET_FLAG, asked, MXFP4_REFUSED[asked], MXFP4_WORKING))
+    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
+        raise RouteError(_refusal(TARGET_FLAG, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
+    if asked == "auto" and launch.all_to_all == "none" and not launch.fits_cutlass:
+        return Route(RUNNER, _cutlass_shapes(launch))
+    return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+
+
+def _hybrid_draft(launch: Launch) -> Route:
+    asked = launch.draft_runner if launch.draft_runner not in (None, "auto") else launch.draft_default
+    source = DRAFT_FLAG if launch.draft_runner not in (None, "auto") else "SGLANG_SM120_DRAFT_MOE"
+    if asked not in DRAFT_RUNNERS:
+        reason = NVFP4_REFUSED.get(asked, _NOT_MXFP4)
+        reason = _NOT_MXFP4 if reason == _NOT_NVFP4 else reason
+        raise RouteError(_refusal(source, asked, reason, MXFP4_WORKING))
+    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
+        raise RouteError(_refusal(source, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
+    if asked in ("auto", RUNNER):
+        return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+    return Route(asked, f"{source} {asked} was asked for")
+
+
+def _cutlass_shapes(launch: Launch) -> str:
+    return (
+        f"FlashInfer's MXFP4 CUTLASS kernel needs multiples of {CUTLASS_MULTIPLE}; a rank has hidden size "
+        f"{launch.hidden_size} and intermediate size {launch.rank_intermediate_size}"
+    )
+
+
+def _refusal(flag: str, value: str | None, reason: str, working: tuple[str, ...]) -> str:
+    return f"{flag} {value} cannot run here on SM120: {reason}. These can: {', '.join(working)}; or leave the flag out"

@@ -1,0 +1,206 @@
+"""Every question that the overlay asks SGLang, in one place: where releases differ, they differ here.
+
+Imports are inside the functions: a launcher must not import model code before SGLang does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_sm120.routing import Launch
+
+DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
+
+
+def resolving(server_args: Any) -> Any:
+    """Read view of the flags as resolved so far."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return resolving_view(server_args)
+
+
+def launch_facts(server_args: Any, draft_default: str) -> Launch:
+    """What routing looks at, from flags that are being resolved."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    view, config = resolving(server_args), model_config_of(server_args)
+    text = config.hf_text_config
+    return Launch(
+        kind=expert_kind(config),
+        hidden_size=text.hidden_size,
+        moe_intermediate_size=text.moe_intermediate_size,
+        tp=view.tp_size,
+        ep=view.ep_size,
+        target_runner=view.moe_runner_backend,
+        draft_runner=view.speculative_moe_runner_backend,
+        quantization=view.quantization,
+        speculative=view.speculative_algorithm,
+        draft_default=draft_default,
+        all_to_all=view.moe_a2a_backend,
+    )
+
+
+def target_kind(server_args: Any) -> str:
+    """Format of the target's routed experts, from flags that are being resolved."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    return expert_kind(model_config_of(server_args))
+
+
+def expert_kind(model_config: Any) -> str:
+    """Format of the target's routed experts, as SGLang's model configuration has it."""
+    from sglang.srt.environ import envs
+
+    if model_config.nvfp4_moe_meta is not None:
+        return "hybrid-nvfp4"
+    if model_config.is_fp4_experts and not envs.SGLANG_DSV4_FP4_DEQUANT.get():
+        return "mxfp4"
+    return "other"
+
+
+def is_draft_prefix(prefix: str) -> bool:
+    """Whether a module name belongs to a draft: NextN is `model.decoder.*`, DSpark is `stages.*`."""
+    return prefix.startswith(DRAFT_PREFIXES)
+
+
+def layer_runner(prefix: str) -> str:
+    """The runner that the flags name for a layer.
+
+    EAGLE swaps the global value while it builds and runs the draft. DSpark does not and would use the target's, so
+    the draft's flag is read from the resolved configuration for both.
+    """
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+    from sglang.srt.runtime_context import get_spec
+
+    asked = get_spec().speculative_moe_runner_backend if is_draft_prefix(prefix) else None
+    return asked or get_moe_runner_backend().value
+
+
+def register_runner_name(name: str) -> None:
+    """Make the name an accepted value of SGLang's two runner flags; the value itself is registered by `adopt_name`."""
+    from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES, add_moe_runner_backend_choices
+
+    if name not in MOE_RUNNER_BACKEND_CHOICES:
+        add_moe_runner_backend_choices([name])
+
+
+def is_fused_moe(layer: object) -> bool:
+    """Whether the layer is SGLang's fused MoE layer."""
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+
+    return isinstance(layer, FusedMoE)
+
+
+def standard_topk(topk_output: Any) -> Any:
+    """Top-k ids and weights as tensors; a bypassed output computes them now."""
+    from sglang.srt.layers.moe.topk import TopKOutputChecker
+
+    if TopKOutputChecker.format_is_standard(topk_output):
+        return topk_output
+    if TopKOutputChecker.format_is_bypassed(topk_output):
+        return topk_output.to_standard()
+    raise ValueError(f"top-k output has format {topk_output.format}; expected standard or bypassed")
+
+
+def local_expert_ids(layer: Any, topk_ids: Any) -> Any:
+    """Ids of this rank's experts, -1 elsewhere, whichever id space SGLang's dispatcher left them in.
+
+    The dispatcher of SGLang 0.5.23 maps ids to local ones for our method; dispatchers that are keyed on the global
+    runner keep global ids and say so with `skip_local_expert_mapping`.
+    """
+    dispatcher = getattr(layer, "dispatcher", None)
+    if layer.moe_ep_size == 1 or not getattr(dispatcher, "skip_local_expert_mapping", False):
+        return topk_ids
+    import torch
+
+    shared = layer.num_fused_shared_experts
+    routed = layer.num_local_experts - shared
+    local = topk_ids - layer.moe_ep_rank * routed
+    here = (local >= 0) & (local < routed)
+    mapped = torch.where(here, local, -1)
+    if shared:
+        first_shared = layer.num_experts - shared
+        mapped = torch.where(topk_ids >= first_shared, topk_ids - first_shared + routed, mapped)
+    return mapped
+
+
+def checkpoint_experts(layer: Any) -> list[int]:
+    """Checkpoint numbers of the experts that this rank's slots hold, under EP and expert relocation."""
+    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+
+    metadata = get_global_expert_location_metadata() if getattr(layer, "uses_expert_location", True) else None
+    if metadata is None:
+        return [e for e in range(layer.num_experts) if layer._map_global_expert_id_to_local_expert_id(e) != -1]
+    routed = layer.num_local_experts - layer.num_fused_shared_experts
+    first = layer.moe_ep_rank * routed
+    return sorted(set(metadata.physical_to_logical_map_cpu[layer.layer_id, first : first + routed].tolist()))
+
+
+def loads_dummy_weights() -> bool:
+    """Whether --load-format dummy leaves the packed bytes unset."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return str(get_server_args().load_format) == "dummy"
+
+
+def empty_for_all_reduce(like: Any) -> Any:
+    """An uninitialised tensor like the given one, in symmetric memory where SGLang's all-reduce wants that."""
+    import torch
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
+    from sglang.srt.layers.dp_attention import is_allocation_symmetric
+    from sglang.srt.runtime_context import get_parallel
+
+    with use_symmetric_memory(get_parallel().tp_group, disabled=not is_allocation_symmetric()):
+        return torch.empty_like(like)
+
+
+def resolve(server_args: Any) -> None:
+    """Run SGLang's resolution on parsed flags."""
+    server_args.resolve_once()
+
+
+def resolved(server_args: Any, field: str) -> Any:
+    """A flag's value after resolution."""
+    return server_args.resolved_dict().get(field)
+
+
+def publish_as_scheduler(server_args: Any) -> None:
+    """Install the configuration in this process as the scheduler of rank 0 does."""
+    from sglang.srt.layers.moe.utils import initialize_moe_config
+    from sglang.srt.runtime_context import SpawnRanks, publish
+
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    initialize_moe_config()
+
+
+def model_config(server_args: Any, draft_path: str | None = None) -> Any:
+    """SGLang's ModelConfig of the target, or of the draft in `draft_path`."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    if draft_path is None:
+        return ModelConfig.from_server_args(server_args)
+    return ModelConfig.from_server_args(server_args, model_path=draft_path, is_draft_model=True)
+
+
+def quantization_config(config: Any) -> Any:
+    """What SGLang's loader builds from the checkpoint's quantization configuration."""
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import _get_quantization_config
+
+    return _get_quantization_config(config, LoadConfig())
+
+
+def speculative_context() -> Any:
+    """The context in which SGLang builds and runs an EAGLE draft."""
+    from sglang.srt.layers.moe.utils import speculative_moe_backend_context
+
+    return speculative_moe_backend_context()
+
+
+def runner_of(layer: Any) -> str | None:
+    """The runner that a built FusedMoE reports; `sm120_triton` for our method, which runs its kernel directly."""
+    from sglang_sm120.settings import RUNNER
+
+    if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
+        return RUNNER
+    return getattr(getattr(layer, "runner_backend", None), "value", None)

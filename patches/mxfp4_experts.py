@@ -1,0 +1,75 @@
+"""Let `sm120_triton` run the experts of native MXFP4 checkpoints, target and draft."""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sglang_sm120 import imports, patching, report, routing, sglang_api
+from sglang_sm120.contracts import Target
+from sglang_sm120.patching import Patch
+from sglang_sm120.report import Decision
+from sglang_sm120.settings import RUNNER, Settings
+
+NAME = "mxfp4_experts"
+_MODULE = "sglang.srt.layers.quantization.fp8"
+
+
+def install(settings: Settings) -> str:
+    """Replace one method, now or when SGLang imports the module."""
+
+    def replace(module: ModuleType) -> None:
+        patching.replace_method(
+            module.Fp8Config, "get_quant_method", NAME, lambda original: _wrap(original, module, settings)
+        )
+
+    done = imports.when_imported(_MODULE, replace)
+    return "Fp8Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
+
+
+def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> FunctionType:
+    def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
+        method = original(self, layer, prefix)
+        packed = isinstance(method, module.Fp8MoEMethod) and self.is_fp4_experts and not self.dequant_fp4_to_fp8
+        if not packed:
+            return method
+        report.once("summary", report.summary())
+        runner = sglang_api.layer_runner(prefix)
+        role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
+        if runner in routing.MXFP4_REFUSED:
+            flag = routing.DRAFT_FLAG if role == "draft" else routing.TARGET_FLAG
+            raise SystemExit(
+                f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: "
+                f"{routing.MXFP4_REFUSED[runner]}. Pass {flag} {' or '.join(routing.MXFP4_WORKING)}"
+            )
+        if runner != RUNNER:
+            return method
+        from sglang_sm120.moe_method import Sm120Mxfp4MoEMethod
+
+        ours = Sm120Mxfp4MoEMethod(prefix, settings.activation)
+        known = report.decision(role)
+        reason = known.reason if known and known.runner == RUNNER else f"{RUNNER} was asked for"
+        report.decide("dispatch", Decision(role, RUNNER, NAME, reason))
+        report.once((role, RUNNER), f"MoE {role}: {type(ours).__name__} ({RUNNER}) for {prefix}")
+        return ours
+
+    return get_quant_method
+
+
+PATCH = Patch(
+    name=NAME,
+    summary=f"`{RUNNER}` runs native MXFP4 experts where it is asked for, or where FlashInfer refuses the shard's shape",
+    symptom=(
+        "`Mxfp4FlashinferCutlassMoEMethod requires hidden_size and intermediate_size_per_partition to be multiples of "
+        "128` (V4.1-Flash at TP4 and TP8, V4-Pro at TP16), or `Hidden size mismatch` with a runner that reads FP8"
+    ),
+    targets=(
+        Target(_MODULE, "Fp8Config.get_quant_method", {"0.5.23": "c83182fbb4f3"}),
+        Target("sglang.srt.layers.quantization.base_config", "FusedMoEMethodBase", {"0.5.23": "412d2b682788"}),
+    ),
+    why="the choice of the method is a chain of built-in runner names; a registered name falls through to the FP8 method",
+    binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
+    untouched="every layer whose runner is not `sm120_triton`",
+    remove_when="upstream asks a registry for the MoE method of a registered runner name",
+    install=install,
+)

@@ -1,0 +1,110 @@
+"""Give the MXFP4 draft of a hybrid checkpoint a method that has kernels for SM120."""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sglang_sm120 import imports, patching, report, routing, sglang_api
+from sglang_sm120.contracts import Target
+from sglang_sm120.patching import Patch
+from sglang_sm120.report import Decision
+from sglang_sm120.settings import RUNNER, Settings
+
+NAME = "mxfp4_nextn"
+_MODULE = "sglang.srt.layers.quantization.modelopt_quant"
+
+
+def install(settings: Settings) -> str:
+    """Replace one method, now or when SGLang imports the module."""
+
+    def replace(module: ModuleType) -> None:
+        patching.replace_method(
+            module.HybridFp8NvFp4Config, "get_quant_method", NAME, lambda original: _wrap(original, settings)
+        )
+
+    done = imports.when_imported(_MODULE, replace)
+    return "HybridFp8NvFp4Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
+
+
+def _wrap(original: FunctionType, settings: Settings) -> FunctionType:
+    def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
+        if not sglang_api.is_fused_moe(layer):
+            return original(self, layer, prefix)
+        report.once("summary", report.summary())
+        if not self.nvfp4_config.is_layer_excluded(prefix):
+            return _target(original(self, layer, prefix) if _target_runs(prefix) else None)
+        if not self.is_fp4_experts:
+            return original(self, layer, prefix)
+        return _draft(self, layer, prefix, settings)
+
+    return get_quant_method
+
+
+def _target_runs(prefix: str) -> bool:
+    """Stop a layer that is about to get kernels for SM100 only.
+
+    The gate has seen to this wherever plugins were loaded before the flags were resolved. A program that resolves them
+    first (`run_server(args)` without `load_plugins()`) gets here.
+    """
+    runner = sglang_api.layer_runner(prefix)
+    reason = routing.NVFP4_REFUSED.get(runner)
+    if reason is None:
+        return True
+    raise SystemExit(
+        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {routing.TARGET_FLAG} "
+        f"{' or '.join(routing.NVFP4_WORKING)}; if deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
+        "that starts SGLang itself must call sglang.srt.plugins.load_plugins() before it resolves its arguments"
+    )
+
+
+def _target(method: Any) -> Any:
+    report.once("target", f"MoE target: {type(method).__name__} (NVFP4)")
+    return method
+
+
+def _draft(config: Any, layer: Any, prefix: str, settings: Settings) -> Any:
+    from sglang.srt.layers.quantization.fp8 import Fp8MoEMethod
+
+    runner = sglang_api.layer_runner(prefix)
+    role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
+    if runner == "marlin" and role == "draft":
+        from sglang.srt.layers.quantization.mxfp4_marlin_moe import Mxfp4MarlinMoEMethod
+
+        method: Any = Mxfp4MarlinMoEMethod(Fp8MoEMethod(config), prefix=prefix)
+    elif runner == "flashinfer_mxfp4":
+        from sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe import Mxfp4FlashinferCutlassMoEMethod
+
+        method = Mxfp4FlashinferCutlassMoEMethod(Fp8MoEMethod(config), prefix=prefix)
+    else:
+        from sglang_sm120.moe_method import Sm120Mxfp4MoEMethod
+
+        runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
+    known = report.decision(role)
+    reason = known.reason if known and known.runner == runner else f"MXFP4 experts of a hybrid checkpoint ({prefix})"
+    report.decide("dispatch", Decision(role, runner, NAME, reason))
+    report.once((role, runner), f"MoE {role}: {type(method).__name__} ({runner}) for {prefix}")
+    return method
+
+
+PATCH = Patch(
+    name=NAME,
+    summary=f"the MXFP4 draft of a hybrid checkpoint runs on `{RUNNER}`, or on the runner that its flag names",
+    symptom=(
+        "the draft's first forward dies in `Mxfp4FlashinferTrtllmMoEMethod.apply` "
+        "(`trtllm_fp4_block_scale_routed_moe`), whatever `--speculative-moe-runner-backend` says"
+    ),
+    targets=(
+        Target(_MODULE, "HybridFp8NvFp4Config.get_quant_method", {"0.5.23": "8af8902d04d2"}),
+        Target("sglang.srt.layers.quantization.base_config", "FusedMoEMethodBase", {"0.5.23": "412d2b682788"}),
+        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE._load_w13", {"0.5.23": "bf86ce803d20"}),
+        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE._load_w2", {"0.5.23": "b364fabcf302"}),
+        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE.run_moe_core", {"0.5.23": "60b109b1f358"}),
+        Target("sglang.srt.layers.moe.token_dispatcher.standard", "StandardDispatcher", {"0.5.23": "5e3564069be4"}),
+    ),
+    why="the method returns the TRT-LLM MXFP4 method unconditionally; it asks neither a flag nor a registry",
+    binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
+    untouched="linear layers, NVFP4 target layers, checkpoints whose draft is not FP4",
+    remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` returns another method for `model.decoder.*` on SM120",
+    install=install,
+)
