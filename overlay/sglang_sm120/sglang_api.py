@@ -164,12 +164,12 @@ def resolved(server_args: Any, field: str) -> Any:
     return server_args.resolved_dict().get(field)
 
 
-def publish_as_scheduler(server_args: Any) -> None:
-    """Install the configuration in this process as the scheduler of rank 0 does."""
+def publish_as_scheduler(server_args: Any, rank: int = 0) -> None:
+    """Install the configuration in this process as the scheduler of a rank does."""
     from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.runtime_context import SpawnRanks, publish
 
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=rank))
     initialize_moe_config()
 
 
@@ -204,3 +204,17 @@ def runner_of(layer: Any) -> str | None:
     if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
+
+
+def simulated_rank() -> Any:
+    """Context for one rank alone on the CPU: no process groups, and the dispatcher's expert map beside the tensors.
+
+    The caller gets the rank's own share of the result, before any sum over ranks.
+    """
+    from types import SimpleNamespace
+
+    from sglang.srt.layers.moe.token_dispatcher import standard
+    from sglang.srt.runtime_context import get_parallel
+
+    standard.get_device = lambda *_args: "cpu"
+    return get_parallel().override(tp_group=SimpleNamespace(world_size=get_parallel().tp_size))

@@ -79,6 +79,7 @@ def _fake_torch(arch: str, memory_gib: int) -> None:
         "get_device_properties": properties,
         "mem_get_info": (total - GIB, total),
         "_get_nvml_device_index": 0,
+        "set_device": None,
     }
     for function, answer in answers.items():
         setattr(torch.cuda, function, _constant(answer))

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Set up if needed, then lint, type check, check the generated documents, and run the tests. Arguments go to pytest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+ensure_environment
+cd "$root"
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+"$PYTHON" -m mypy
+"$PYTHON" scripts/gen_docs.py --check
+"$PYTHON" -m pytest "$@"
