@@ -102,7 +102,9 @@ PATCH = Patch(
         "`moe_runner_backend='flashinfer_trtllm_routed'`, whose kernels exist for SM100 only"
     ),
     targets=(
-        Target("sglang.srt.arg_groups.model_overrides.deepseek_v4", "_deepseek_v4_overrides", {"0.5.23": "e2e4bccbf92d"}),
+        Target(
+            "sglang.srt.arg_groups.model_overrides.deepseek_v4", "_deepseek_v4_overrides", {"0.5.23": "e2e4bccbf92d"}
+        ),
         Target("sglang.srt.arg_groups.model_override_base", "register_model_override", {"0.5.23": "c6fa4aefd5f0"}),
         Target("sglang.srt.arg_groups.overrides", "collect_model_override_declarations", {"0.5.23": "6a83e17b7da3"}),
         Target("sglang.srt.arg_groups.resolution_hooks", "register_resolution_hook", {"0.5.23": "f0ca0da01f36"}),
@@ -113,6 +115,6 @@ PATCH = Patch(
     ),
     binding="providers of one architecture are collected in order of registration and the last one wins",
     untouched="runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8",
-    remove_when="upstream's `_deepseek_v4_overrides` resolves a hybrid checkpoint on SM120 to a runner other than trtllm",
+    remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,
 )

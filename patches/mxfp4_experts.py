@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ def install(settings: Settings) -> str:
     return "Fp8Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
-def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> FunctionType:
+def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Callable[..., Any]:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         method = original(self, layer, prefix)
         packed = isinstance(method, module.Fp8MoEMethod) and self.is_fp4_experts and not self.dequant_fp4_to_fp8
@@ -58,7 +59,7 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Fun
 
 PATCH = Patch(
     name=NAME,
-    summary=f"`{RUNNER}` runs native MXFP4 experts where it is asked for, or where FlashInfer refuses the shard's shape",
+    summary=f"`{RUNNER}` runs native MXFP4 experts where asked to, or where FlashInfer refuses the shard's shape",
     symptom=(
         "`Mxfp4FlashinferCutlassMoEMethod requires hidden_size and intermediate_size_per_partition to be multiples of "
         "128` (V4.1-Flash at TP4 and TP8, V4-Pro at TP16), or `Hidden size mismatch` with a runner that reads FP8"
@@ -67,7 +68,7 @@ PATCH = Patch(
         Target(_MODULE, "Fp8Config.get_quant_method", {"0.5.23": "c83182fbb4f3"}),
         Target("sglang.srt.layers.quantization.base_config", "FusedMoEMethodBase", {"0.5.23": "412d2b682788"}),
     ),
-    why="the choice of the method is a chain of built-in runner names; a registered name falls through to the FP8 method",
+    why="the method is chosen in a chain of built-in runner names; a registered name falls through to the FP8 method",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
     untouched="every layer whose runner is not `sm120_triton`",
     remove_when="upstream asks a registry for the MoE method of a registered runner name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ def install(settings: Settings) -> str:
     return "HybridFp8NvFp4Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
-def _wrap(original: FunctionType, settings: Settings) -> FunctionType:
+def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         if not sglang_api.is_fused_moe(layer):
             return original(self, layer, prefix)
@@ -105,6 +106,6 @@ PATCH = Patch(
     why="the method returns the TRT-LLM MXFP4 method unconditionally; it asks neither a flag nor a registry",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
     untouched="linear layers, NVFP4 target layers, checkpoints whose draft is not FP4",
-    remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` returns another method for `model.decoder.*` on SM120",
+    remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` has another method for `model.decoder.*` on SM120",
     install=install,
 )

@@ -2,10 +2,10 @@
 
     python scripts/draft_layer.py MODEL [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
 
-SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it with
-the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes them in
-Triton's interpreter. The result is compared with the float64 oracle on the same shard, read from the files directly.
-Prints one JSON document: {"method", "runner", "tp", "ep", "rank", "parameters", "error", "updated_error"}.
+SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it
+with the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes
+them in Triton's interpreter. The result is compared with the float64 oracle on the same shard, read from the files
+directly. Prints one JSON document: {"method", "runner", "tp", "ep", "rank", "parameters", "error", "updated_error"}.
 """
 
 from __future__ import annotations

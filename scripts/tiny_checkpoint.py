@@ -149,15 +149,13 @@ def _moe(prefix: str, shape: Shape, routed, g: torch.Generator) -> dict[str, tor
     return out
 
 
-def write(directory: Path, shape: Shape = Shape()) -> Path:  # noqa: B008 - immutable
+def write(directory: Path, shape: Shape = Shape()) -> Path:
     """Write the checkpoint, the same bytes for the same shape, and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     g = torch.Generator().manual_seed(shape.seed)
     rows = (shape.vocabulary, shape.hidden)
     shards = {
-        "top": {
-            name: (torch.randn(rows, generator=g) * 0.05).bfloat16() for name in ("embed.weight", "head.weight")
-        }
+        "top": {name: (torch.randn(rows, generator=g) * 0.05).bfloat16() for name in ("embed.weight", "head.weight")}
         | {"norm.weight": torch.ones(shape.hidden, dtype=torch.bfloat16)}
     }
     for layer in range(LAYERS):

@@ -54,7 +54,7 @@ def inspect(directory: Path) -> Checkpoint:
         CheckpointError: `config.json` or a header that decides is absent, cut short or not what its format says.
     """
     config = _config(directory)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     if config.get("model_type") not in DEEPSEEK_V4:
         return Checkpoint("other")
@@ -113,8 +113,8 @@ def _config(directory: Path) -> dict:
 
 
 def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
-    """"target" and "draft" -> part of the first routed expert's tensors (`w1.weight`, `w1.scale`, …) -> dtype."""
-    found: dict[str, dict[str, str]] = {}
+    """ "target" and "draft" -> part of the first routed expert's tensors (`w1.weight`, `w1.scale`, …) -> dtype."""
+    places: dict[str, dict[str, Path]] = {}
     blocks: dict[str, str] = {}
     for name, file in _routed_names(directory):
         match = _ROUTED.search(name)
@@ -122,15 +122,18 @@ def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
             continue
         role = "draft" if "mtp." in match["block"] else "target"
         if blocks.setdefault(role, match["block"]) == match["block"]:
-            found.setdefault(role, {}).setdefault(match["part"], str(file))
-    headers: dict[str, dict[str, dict]] = {}
-    for role, parts in found.items():
+            places.setdefault(role, {}).setdefault(match["part"], file)
+    found: dict[str, dict[str, str]] = {}
+    headers: dict[Path, dict[str, dict]] = {}
+    for role, parts in places.items():
         for part, file in parts.items():
-            header = headers.setdefault(file, tensor_headers(Path(file)))
+            if file not in headers:
+                headers[file] = tensor_headers(file)
+            header = headers[file]
             names = [n for n in header if (m := _ROUTED.search(n)) and m["block"] == blocks[role] and m["part"] == part]
             if not names:
                 raise CheckpointError(f"{file} lacks a tensor that {INDEX} places there; download it again")
-            parts[part] = str(header[names[0]].get("dtype"))
+            found.setdefault(role, {})[part] = str(header[names[0]].get("dtype"))
     return found
 
 

@@ -32,7 +32,9 @@ def _add_plan(commands: Any) -> None:
         usage="sglang-sm120 plan --model DIR [--arch ARCH] [--gpu-memory-gib N] [--stock] [--json] [-- SGLANG FLAGS]",
         description="Let the installed SGLang resolve a launch as if on an architecture, and show the MoE kernels.",
     )
-    p.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint: config.json and headers suffice")
+    p.add_argument(
+        "--model", required=True, type=Path, metavar="DIR", help="checkpoint: config.json and headers suffice"
+    )
     p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
     p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
     p.add_argument("--stock", action="store_true", help="without the overlay")

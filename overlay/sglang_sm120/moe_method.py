@@ -112,7 +112,10 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
             return
         self._check_filled(layer)
         self.weights = mxfp4_moe.prepare_weights(
-            layer.w13_weight.data, _bytes(layer.w13_weight_scale_inv), layer.w2_weight.data, _bytes(layer.w2_weight_scale_inv)
+            layer.w13_weight.data,
+            _bytes(layer.w13_weight_scale_inv),
+            layer.w2_weight.data,
+            _bytes(layer.w2_weight_scale_inv),
         )
         report.once(("prepared", self.prefix), f"Prepared MXFP4 experts for {RUNNER} (layer: {self.prefix})")
 
@@ -120,8 +123,8 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         """Run the experts of this rank.
 
         Args:
-            dispatch_output: SGLang's StandardDispatchOutput: bf16 hidden states [T, H] (left as they are), top-k ids and
-                weights [T, K], -1 for slots that are not here.
+            dispatch_output: SGLang's StandardDispatchOutput: bf16 hidden states [T, H] (left as they are), top-k ids
+                and weights [T, K], -1 for slots that are not here.
 
         Returns:
             StandardCombineInput with bf16 [T, H], to be summed over ranks by the caller.
@@ -130,7 +133,9 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
 
         assert self.weights is not None, f"{self.prefix}: forward before process_weights_after_loading"
         role = "draft" if sglang_api.is_draft_prefix(self.prefix) else "target"
-        report.once(("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)")
+        report.once(
+            ("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)"
+        )
         topk = sglang_api.standard_topk(dispatch_output.topk_output)
         hidden = dispatch_output.hidden_states
         out = sglang_api.empty_for_all_reduce(hidden)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import FunctionType
+from typing import Any
 
 from sglang_sm120 import contracts, releases
 from sglang_sm120.contracts import Target
@@ -123,7 +124,7 @@ def check_contract(patch: Patch) -> None:
         )
 
 
-def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionType], FunctionType]) -> None:
+def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionType], Callable[..., Any]]) -> None:
     """Replace `cls.name` by `make(original)`.
 
     Existing instances and subclasses that call super() are reached, because Python looks methods up on the class.
@@ -141,10 +142,10 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
             f"patch {patch}: {where} has already been replaced by {owner}. Two overlays cannot both own it; "
             f"remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
         )
-    replacement = make(present)
+    replacement: Any = make(present)
     replacement.__name__, replacement.__qualname__ = present.__name__, present.__qualname__
     setattr(replacement, MARK, patch)
-    replacement.__wrapped__ = present  # type: ignore[attr-defined]
+    replacement.__wrapped__ = present
     setattr(cls, name, replacement)
     if cls.__dict__.get(name) is not replacement:
         raise PatchError(f"patch {patch}: {where} did not take the replacement")

@@ -63,7 +63,9 @@ def make(
     if document["sglang"] is None:
         document["errors"].append("SGLang is not installed beside sglang-sm120; install it first: pip install sglang")
     elif not facts.is_deepseek_v4:
-        document["warnings"].append(f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone")
+        document["warnings"].append(
+            f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
+        )
     else:
         _ask_sglang(document, model, flags, arch, memory_gib)
         _judge(document, facts)
@@ -87,7 +89,9 @@ def _ask_sglang(document: dict[str, Any], model: Path, flags: list[str], arch: s
     try:
         answer = json.loads(child.stdout)
     except ValueError:
-        document["errors"].append(f"SGLang ended (status {child.returncode}) without an answer; its messages are on stderr")
+        document["errors"].append(
+            f"SGLang ended (status {child.returncode}) without an answer; its messages are on stderr"
+        )
         return
     for key in ("target", "draft", "patches"):
         document[key] = answer[key]

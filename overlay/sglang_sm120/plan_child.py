@@ -116,9 +116,7 @@ def _build(
     with context, torch.device("meta"):
         config = sglang_api.quantization_config(model_config)
         for number, prefix in enumerate(prefixes):
-            layer = FusedMoE(
-                layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape
-            )
+            layer = FusedMoE(layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape)
             packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
             runner = sglang_api.runner_of(layer)
             built.append({"method": type(layer.quant_method).__name__, "runner": runner, "packed": bool(packed)})

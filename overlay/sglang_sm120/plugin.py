@@ -34,20 +34,27 @@ def register() -> None:
     for warning in chosen.warnings:
         logger.warning(warning)
     if not chosen.enabled:
-        patching.set_all(PATCHES, Status.NOT_APPLICABLE, f"{settings.OFF.name}=0")
         logger.warning(f"sglang-sm120 is off ({settings.OFF.name}=0): stock SGLang")
+    found = gpu.detect(chosen.assume) if chosen.enabled else None
+    reason = why_inactive(chosen, found)
+    if reason is not None:
+        patching.set_all(PATCHES, Status.NOT_APPLICABLE, reason)
     else:
-        _apply(chosen)
+        _apply(chosen, found)
     _registered = True
 
 
-def _apply(chosen: settings.Settings) -> None:
-    found = gpu.detect(chosen.assume)
-    if found is None or not found.is_sm12x:
-        seen = "no NVIDIA GPU" if found is None else f"{found.name} is {found.arch}"
-        patching.set_all(PATCHES, Status.NOT_APPLICABLE, f"{seen}; the overlay acts on SM120 and SM121")
-        return
-    if found.mixed:
+def why_inactive(chosen: settings.Settings, found: gpu.Gpu | None) -> str | None:
+    """Why no patch applies with these settings on this GPU; None where they do."""
+    if not chosen.enabled:
+        return f"{settings.OFF.name}=0"
+    if found is None:
+        return "no NVIDIA GPU; the overlay acts on SM120 and SM121"
+    return None if found.is_sm12x else f"{found.name} is {found.arch}; the overlay acts on SM120 and SM121"
+
+
+def _apply(chosen: settings.Settings, found: gpu.Gpu | None) -> None:
+    if found is not None and found.mixed:
         logger.warning(f"sglang-sm120: the visible GPUs differ; routing for the first, {found.name} ({found.arch})")
     if chosen.accept_drift:
         logger.warning(f"sglang-sm120: {settings.ACCEPT_DRIFT.name}=1, patch targets are not checked")

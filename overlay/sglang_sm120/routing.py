@@ -129,7 +129,9 @@ def _nvfp4_target(launch: Launch) -> Route:
     if asked != "auto":
         return Route(None, f"{TARGET_FLAG} {asked} was asked for")
     if launch.ep not in (1, launch.tp):
-        return Route("marlin", f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep}); Marlin takes any")
+        return Route(
+            "marlin", f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep}); Marlin takes any"
+        )
     if launch.quantization is not None:
         return Route(
             "marlin",

@@ -27,7 +27,9 @@ class Variable:
 
 
 OFF = Variable("SGLANG_SM120", "1", ("0", "1"), "`0` turns the overlay off: stock SGLang; one log line says so")
-DISABLE = Variable("SGLANG_SM120_DISABLE", "", (), "patches to leave out, separated by commas; an unknown name is an error")
+DISABLE = Variable(
+    "SGLANG_SM120_DISABLE", "", (), "patches to leave out, separated by commas; an unknown name is an error"
+)
 DRAFT_MOE = Variable(
     "SGLANG_SM120_DRAFT_MOE",
     "auto",

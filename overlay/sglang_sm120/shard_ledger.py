@@ -1,7 +1,7 @@
 """Which checkpoint tensors reached a MoE layer's parameters, so that a missing one fails the load by name.
 
-SGLang's DeepSeek loader skips a tensor whose name it does not know, and it calls a parameter's `weight_loader` for every
-expert of the checkpoint, those of other ranks included. The ledger stands between the two.
+SGLang's DeepSeek loader skips a tensor whose name it does not know, and it calls a parameter's `weight_loader` for
+every expert of the checkpoint, those of other ranks included. The ledger stands between the two.
 """
 
 from __future__ import annotations

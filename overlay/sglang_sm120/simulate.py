@@ -5,8 +5,8 @@ What is faked, and why this and no more:
 * the device queries of `torch.cuda` and of NVML, before SGLang is imported, so that its own rules see the architecture.
   Both, because SGLang asks NVML while CUDA is not initialised and torch afterwards;
 * `nvidia-smi`, by an empty search path: SGLang then asks torch for the memory;
-* compiled packages that cannot be imported where the driver library `libcuda.so.1` is missing. A stub library built with
-  a compiler would do too, but a slim image has no compiler. Where the driver is there, the real packages are used.
+* compiled packages that cannot be imported where the driver library `libcuda.so.1` is missing. A stub library built
+  with a compiler would do too, but a slim image has no compiler. Where the driver is there, the real ones are used.
 
 Nothing of SGLang is replaced. Layers are built on the meta device, so no kernel runs and no memory is needed.
 """
@@ -130,7 +130,9 @@ class _Absent(metaclass=_NoneOfIt):
 
 
 class _StandInModule(ModuleType):
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,0 +1,125 @@
+"""`sglang-sm120 doctor`: will the overlay work in this environment, and if not, what to do.
+
+Reads distributions, files and NVML; imports neither torch nor SGLang.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120 import __version__, gpu, patching, plugin, releases, settings
+from sglang_sm120.patches import PATCHES
+
+PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "transformers", "nvidia-ml-py")
+GROUP, NAME = "sglang.srt.plugins", "sm120"
+
+
+def examine() -> dict[str, Any]:
+    """The findings as a document; `errors` keep the overlay from working, `warnings` are unusual."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "overlay": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpu": None,
+        "settings": {},
+        "plugins": sorted(f"{e.name} ({e.dist.name if e.dist else 'unknown'})" for e in entry_points(group=GROUP)),
+        "patches": [],
+        "warnings": [],
+        "errors": [],
+    }
+    chosen = _settings(document)
+    _plugin(document)
+    found = gpu.detect(chosen.assume)
+    if found is not None:
+        document["gpu"] = {"name": found.name, "arch": found.arch, "source": found.source, "mixed": found.mixed}
+        if found.mixed:
+            document["warnings"].append("the visible GPUs differ; name equal ones in CUDA_VISIBLE_DEVICES")
+    _patches(document, chosen, found)
+    _shadows(document)
+    return document
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _settings(document: dict[str, Any]) -> settings.Settings:
+    document["settings"] = {v.name: os.environ[v.name] for v in settings.VARIABLES if v.name in os.environ}
+    try:
+        chosen = settings.read([p.name for p in PATCHES])
+    except settings.SettingError as error:
+        document["errors"].append(str(error))
+        return settings.Settings()
+    document["warnings"] += chosen.warnings
+    return chosen
+
+
+def _plugin(document: dict[str, Any]) -> None:
+    ours = [e for e in entry_points(group=GROUP) if e.name == NAME]
+    if len(ours) != 1:
+        document["errors"].append(
+            f"SGLang finds {len(ours)} plugins named {NAME}; expected one. "
+            "Reinstall: pip install --force-reinstall sglang-sm120"
+        )
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    if allowed and NAME not in [n.strip() for n in allowed.split(",")]:
+        document["warnings"].append(f"SGLANG_PLUGINS={allowed} leaves {NAME} out; add it, or unset the variable")
+
+
+def _patches(document: dict[str, Any], chosen: settings.Settings, found: gpu.Gpu | None) -> None:
+    """What `register()` would do here, without doing it."""
+    release = releases.installed()
+    if release is None:
+        document["errors"].append("SGLang is not installed beside sglang-sm120; install it first: pip install sglang")
+        return
+    inactive = plugin.why_inactive(chosen, found)
+    for patch in PATCHES:
+        status, reason = "applied", patch.summary
+        differences = [] if inactive else patching.drift(patch, release)
+        if inactive or patch.name in chosen.disabled:
+            status, reason = "not applicable", inactive or f"left out by {settings.DISABLE.name}"
+        elif differences and not chosen.accept_drift:
+            status, reason = "failed", "; ".join(differences)
+            document["errors"].append(f"patch {patch.name}: {reason}")
+        document["patches"].append({"name": patch.name, "status": status, "reason": reason})
+
+
+def _shadows(document: dict[str, Any]) -> None:
+    """Folders in the working directory that Python would import instead of the installed packages."""
+    for name in ("sglang", "kernels"):
+        folder = Path.cwd() / name
+        if (folder / "__init__.py").is_file():
+            spec = importlib.util.find_spec(name)
+            where = Path(spec.origin).parent if spec and spec.origin else None
+            if where != folder:
+                document["warnings"].append(
+                    f"{folder} can shadow the installed {name}; start SGLang from another directory"
+                )
+
+
+def render(document: dict[str, Any]) -> str:
+    """The findings for people."""
+    lines = [f"sglang-sm120 {document['overlay']}, Python {document['python']}"]
+    lines += [f"  {name:<18} {value or 'not installed'}" for name, value in document["packages"].items()]
+    card = document["gpu"]
+    lines.append(f"GPU     {card['name']} ({card['arch']}, from {card['source']})" if card else "GPU     none found")
+    lines += [f"plugin  {name}" for name in document["plugins"]]
+    lines += [f"setting {name}={value}" for name, value in document["settings"].items()]
+    lines += [f"patch   {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
+    lines += [f"warning {w}" for w in document["warnings"]]
+    lines += [f"ERROR   {e}" for e in document["errors"]]
+    if not document["errors"]:
+        active = any(p["status"] == "applied" for p in document["patches"])
+        lines.append(
+            "The overlay is active here." if active else "No fault found; the overlay does nothing on this machine."
+        )
+    return "\n".join(lines)
