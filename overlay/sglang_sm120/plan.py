@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import __version__, checkpoint, gpu, kernels_known, releases, routing, settings
-from sglang_sm120.checkpoint import Checkpoint, CheckpointError
+from sglang_sm120.checkpoint import CheckpointError
 
 SCHEMA = 1
 ARCHITECTURES = ("sm120", "sm121", "sm100", "sm90")
@@ -60,6 +60,9 @@ def make(
         document["errors"].append(str(error))
         return document
     document["checkpoint"] = {k: v for k, v in asdict(facts).items() if k != "problems"}
+    document["errors"] += [f"{model}: {problem}" for problem in facts.problems]
+    if facts.problems:
+        return document
     if document["sglang"] is None:
         document["errors"].append("SGLang is not installed beside sglang-sm120; install it first: pip install sglang")
     elif not facts.is_deepseek_v4:
@@ -68,7 +71,7 @@ def make(
         )
     else:
         _ask_sglang(document, model, flags, arch, memory_gib)
-        _judge(document, facts)
+        _judge(document)
     return document
 
 
@@ -102,7 +105,7 @@ def _ask_sglang(document: dict[str, Any], model: Path, flags: list[str], arch: s
         document["warnings"].append(f"SGLANG_PLUGINS={filtered} leaves sm120 out: this is stock SGLang")
 
 
-def _judge(document: dict[str, Any], facts: Checkpoint) -> None:
+def _judge(document: dict[str, Any]) -> None:
     """Name each layer's kernel, and add an error where the architecture has none."""
     major = gpu.capability_of(document["arch"])[0]
     for role in ("target", "draft"):
@@ -115,8 +118,6 @@ def _judge(document: dict[str, Any], facts: Checkpoint) -> None:
         fault = kernels_known.fault(part["method"], part["runner"], major, packed)
         if fault is not None:
             document["errors"].append(f"{role}: {fault}. {_remedy(role, document)}")
-    if facts.problems and not document["errors"]:
-        document["errors"] += [f"{problem}" for problem in facts.problems]
 
 
 def _remedy(role: str, document: dict[str, Any]) -> str:

@@ -152,4 +152,8 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to execute."""
+        """Nothing to execute, but SGLang 0.5.14 registers a shape function for this operator without asking for it."""
+        if module.__name__ == "sgl_kernel":
+            import torch
+
+            torch.library.define("sgl_kernel::moe_fused_gate", "(Tensor input) -> Tensor")

@@ -1,0 +1,95 @@
+"""What a launch gets, decided by the installed SGLang on simulated GPUs."""
+
+import pytest
+
+pytestmark = pytest.mark.sglang
+
+EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
+EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+TP2 = ["--tp", "2"]
+
+NVFP4, TRTLLM = "ModelOptNvFp4FusedMoEMethod", "Mxfp4FlashinferTrtllmMoEMethod"
+OURS, RUNNER = "Sm120Mxfp4MoEMethod", "sm120_triton"
+GATED = (NVFP4, "flashinfer_cutlass", "deepseek_v4_gate")
+DRAFT = (OURS, RUNNER, "mxfp4_nextn")
+STOCK = (NVFP4, "flashinfer_trtllm_routed", None)
+
+# id, flags, environment, target, draft
+SM120 = [
+    ("no draft", TP2, {}, GATED, None),
+    ("eagle", TP2 + EAGLE, {}, GATED, DRAFT),
+    ("marlin target", [*TP2, *EAGLE, "--moe-runner-backend", "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
+    ("ep 2 of 4", ["--tp", "4", "--ep-size", "2"], {}, (NVFP4, "marlin", "deepseek_v4_gate"), None),
+    ("quantization", [*TP2, "--quantization", "fp8"], {}, (NVFP4, "marlin", "deepseek_v4_gate"), None),
+    ("draft marlin", [*TP2, *EAGLE, "--speculative-moe-runner-backend", "marlin"], {}, GATED, ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")),
+    ("draft by variable", TP2 + EAGLE, {"SGLANG_SM120_DRAFT_MOE": "marlin"}, GATED, ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")),
+    ("flag over variable", [*TP2, *EAGLE, "--speculative-moe-runner-backend", RUNNER], {"SGLANG_SM120_DRAFT_MOE": "marlin"}, GATED, DRAFT),
+    ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, (TRTLLM, "flashinfer_mxfp4", None)),
+    ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, (TRTLLM, "flashinfer_mxfp4", None)),
+    ("without the draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, GATED, (TRTLLM, "flashinfer_mxfp4", "deepseek_v4_gate")),
+]  # fmt: skip
+
+# id, flags, environment, what the error must say
+STOPPED = [
+    ("trtllm asked for", [*TP2, "--moe-runner-backend", "flashinfer_trtllm"], {}, "--moe-runner-backend flashinfer_trtllm cannot run"),
+    ("ours for NVFP4", [*TP2, "--moe-runner-backend", RUNNER], {}, "target experts are NVFP4"),
+    ("triton draft", [*TP2, *EAGLE, "--speculative-moe-runner-backend", "triton"], {}, "--speculative-moe-runner-backend triton"),
+    ("without the gate", TP2, {"SGLANG_SM120_DISABLE": "deepseek_v4_gate"}, "SGLANG_SM120_DISABLE"),
+    ("ray", [*TP2, *EAGLE, "--use-ray"], {}, "--use-ray"),
+    ("bad setting", TP2, {"SGLANG_SM120_ACTIVATION": "fp16"}, "SGLANG_SM120_ACTIVATION is 'fp16'"),
+    ("resolved too early", TP2, {}, "load_plugins()"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(probe, checkpoints):
+    rows = [(i, f, e, False) for i, f, e, *_ in SM120] + [
+        (i, f, e, i == "resolved too early") for i, f, e, _ in STOPPED
+    ]
+    launches = [{"model": str(checkpoints["hybrid"]), "flags": f, "env": e, "before_plugins": b} for _, f, e, b in rows]
+    return dict(zip([r[0] for r in rows], probe("sm120", launches), strict=True))
+
+
+def part(answer, role):
+    found = answer[role]
+    return found and (found["method"], found["runner"], found["changed_by"])
+
+
+@pytest.mark.parametrize(("name", "target", "draft"), [(i, t, d) for i, _, _, t, d in SM120], ids=[r[0] for r in SM120])
+def test_gets(answers, name, target, draft):
+    answer = answers[name]
+    assert answer["errors"] == []
+    assert part(answer, "target") == target
+    assert part(answer, "draft") == draft
+
+
+@pytest.mark.parametrize(("name", "says"), [(i, s) for i, _, _, s in STOPPED], ids=[r[0] for r in STOPPED])
+def test_stops_and_says(answers, name, says):
+    (error,) = answers[name]["errors"]
+    assert says in error
+    assert "\n" not in error
+
+
+def test_every_patch_has_a_state_and_a_reason(answers):
+    for name in ("eagle", "off"):
+        patches = answers[name]["patches"]
+        assert len(patches) == 4
+        assert all(p["reason"] for p in patches)
+    assert {p["status"] for p in answers["eagle"]["patches"]} == {"applied"}
+    assert {p["status"] for p in answers["off"]["patches"]} == {"not applicable"}
+
+
+@pytest.mark.parametrize("arch", ["none", "sm90", "sm100"])
+def test_elsewhere_nothing_changes(probe, arch):
+    (answer,) = probe(arch, [{}], identity=True)
+    assert answer["changed"] == []
+    assert set(answer["states"].values()) == {"not applicable"}
+
+
+def test_on_sm121_the_same_targets_change(probe):
+    """The identity check can fail."""
+    (answer,) = probe("sm121", [{}], identity=True)
+    assert set(answer["states"].values()) == {"applied"}
+    changed = answer["changed"]
+    assert {"providers", "hooks", "choices", "names"} < set(changed)
+    assert sum("get_quant_method" in c for c in changed) == 2

@@ -1,0 +1,91 @@
+"""`register()`: fails closed, and does nothing where it has no business."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from sglang_sm120 import gpu, patching, plugin
+from sglang_sm120.patches import PATCHES
+from sglang_sm120.patching import PatchError, Status
+
+SM120 = gpu.Gpu((12, 0), "RTX", "nvml")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.setattr(patching, "STATES", {})
+    for variable in ("SGLANG_SM120", "SGLANG_SM120_DISABLE", "SGLANG_SM120_ASSUME"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def applied(monkeypatch):
+    calls = []
+    monkeypatch.setattr(patching, "apply_all", lambda patches, settings: calls.append(settings))
+    return calls
+
+
+@pytest.mark.parametrize("found", [None, gpu.Gpu((9, 0), "H200", "nvml"), gpu.Gpu((10, 0), "B200", "nvml")])
+def test_other_gpus_are_left_alone(monkeypatch, found):
+    calls = applied(monkeypatch)
+    monkeypatch.setattr(gpu, "detect", lambda assume: found)
+    plugin.register()
+    assert calls == []
+    assert {s.status for s in patching.STATES.values()} == {Status.NOT_APPLICABLE}
+    assert set(patching.STATES) == {p.name for p in PATCHES}
+
+
+def test_sm120_once(monkeypatch):
+    calls = applied(monkeypatch)
+    monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
+    plugin.register()
+    plugin.register()
+    assert len(calls) == 1
+
+
+def test_off_says_so_and_asks_no_gpu(monkeypatch, caplog):
+    calls = applied(monkeypatch)
+    monkeypatch.setattr(gpu, "detect", lambda assume: pytest.fail("asked"))
+    monkeypatch.setenv("SGLANG_SM120", "0")
+    with caplog.at_level(logging.WARNING):
+        plugin.register()
+    assert calls == []
+    assert "sglang-sm120 is off (SGLANG_SM120=0): stock SGLang" in caplog.text
+
+
+def test_a_patch_that_does_not_fit_stops_the_launch(monkeypatch):
+    def fail(patches, settings):
+        raise PatchError("patch x was not proven")
+
+    monkeypatch.setattr(patching, "apply_all", fail)
+    monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
+    with pytest.raises(SystemExit, match="sglang-sm120: patch x was not proven"):
+        plugin.register()
+
+
+def test_a_bad_setting_stops_the_launch_on_any_gpu(monkeypatch):
+    monkeypatch.setattr(gpu, "detect", lambda assume: None)
+    monkeypatch.setenv("SGLANG_SM120_DISABLE", "gate")
+    with pytest.raises(SystemExit, match=r"SGLANG_SM120_DISABLE names 'gate'.*deepseek_v4_gate"):
+        plugin.register()
+
+
+def test_importing_costs_nothing():
+    code = (
+        "import sys, time; t = time.perf_counter(); import sglang_sm120; d = time.perf_counter() - t;"
+        "print(d, sorted({'torch', 'sglang', 'triton', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, heavy = done.stdout.split(maxsplit=1)
+    assert heavy.strip() == "[]"
+    assert float(seconds) < 0.03
+
+
+def test_reading_the_records_imports_no_sglang():
+    code = (
+        "import sys, sglang_sm120.plugin, sglang_sm120.cli;"
+        "print(sorted({'torch', 'sglang', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
