@@ -1,0 +1,7 @@
+"""MXFP4 mixture-of-experts layer (W4A16, W4A8) in Triton: see ../README.md for the layout, the regimes and the limits."""
+
+from . import reference
+from .api import mxfp4_moe
+from .prepare import PreparedWeights, prepare_weights, restore_weights
+
+__all__ = ["PreparedWeights", "mxfp4_moe", "prepare_weights", "reference", "restore_weights"]

@@ -1,0 +1,184 @@
+"""The two grouped matrix products of the layer, W4A16: weights on the M side of the MMA, tokens on the N side.
+
+A program owns BN weight rows of one expert and one group of up to BT routes. Its warps divide K among themselves: the
+product is a batched one over SB neighbouring superblocks of 64 columns, one (or more) per warp, so each weight and each
+activation is read from shared memory by exactly one warp, and the partial sums meet once, after the loop. Tensor cores see
+the codes as bf16 without their scales; one multiply-add per accumulator and block of 32 applies the scale in float32.
+
+Range. A decoded code is its value times 2**-126. To keep products away from the bottom of the float32 range activations
+are multiplied by 2**56 on the way in and sums by 2**70 on the way out, all exact, for activations below 2**71 in magnitude
+(larger ones become infinite). WIDE lifts that limit and is exact for every scale byte; it costs one more multiplication
+per two weights.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .decode import load_bf16_codes, round_to_mxfp8, scale_to_float32, times_power_of_two, to_bf16
+from .routing import own_group_by_scan, own_group_by_table
+from .runtime import kernel
+
+X_SHIFT = tl.constexpr(56)
+WIDE_SHIFT = tl.constexpr(63)
+
+
+@triton.jit
+def _codes(w_ptr, w_offs, byte, mask, MASKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+    lo, hi = load_bf16_codes(w_ptr, w_offs, byte, mask, MASKED, ASM)
+    if WIDE and ASM:
+        lo, hi = times_power_of_two(lo, WIDE_SHIFT), times_power_of_two(hi, WIDE_SHIFT)
+    return lo, hi
+
+
+@triton.jit
+def _activations(ptrs, mask, WIDE: tl.constexpr, ASM: tl.constexpr):
+    x = tl.load(ptrs, mask=mask, other=0.0)
+    if not ASM:
+        x = x.to(tl.float32)
+    elif not WIDE:
+        x = times_power_of_two(x, X_SHIFT)
+    return x
+
+
+@triton.jit
+def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+    """The last 32 columns where K is an odd multiple of 32: 16 codes as lo, 16 as hi, one scale. Batch entry 0 only."""
+    batch, byte = tl.arange(0, SB), tl.arange(0, 32)
+    first = (batch == 0)[:, None, None]
+    w_offs = ((row // 32) * (16 * K) + K // 64 * 1024 + (row % 32) * 16)[None, :, None] + byte[None, None, :]
+    w_mask = first & (row < N)[None, :, None] & (byte < 16)[None, None, :]
+    lo, hi = _codes(w_ptr, w_offs + batch[:, None, None] * 0, byte[None, None, :], w_mask, True, WIDE, ASM)
+    s_offs = (row // 32) * (K // 2) + (K // 64 * 64 + row % 32) // 2
+    pair = tl.load(s_ptr + s_offs, mask=row < N, other=0).to(tl.int32)
+    scale = scale_to_float32((pair >> 8 * (row % 2)) & 255, WIDE)[None, :, None]
+    x_ptrs = x_rows[None, None, :] + (K // 64 * 64) + byte[None, :, None] + batch[:, None, None] * 0
+    x_mask = first & (byte < 16)[None, :, None] & valid[None, None, :]
+    product = tl.dot(lo, _activations(x_ptrs, x_mask, WIDE, ASM))
+    product = tl.dot(hi, _activations(x_ptrs + 16, x_mask, WIDE, ASM), product)
+    return acc + product * tl.where(first, scale, 0.0)
+
+
+@triton.jit
+def accumulate(
+    w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT]."""
+    row = tile * BN + tl.arange(0, BN)
+    batch, byte = tl.arange(0, SB), tl.arange(0, 32)
+    w_offs = ((row // 32) * (16 * K) + (row % 32) * 32)[None, :, None] + (batch * 1024)[:, None, None]
+    w_offs += byte[None, None, :]
+    s_offs = ((row // 32) * (K // 2) + row % 32)[None, :] + (batch * 32)[:, None]
+    x_ptrs = x_rows[None, None, :] + (batch * 64)[:, None, None] + byte[None, :, None]
+    acc = tl.full((SB, BN, BT), 0.0, tl.float32)
+    SUPERBLOCKS: tl.constexpr = K // 64
+    MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
+    for step in tl.range(0, (SUPERBLOCKS + SB - 1) // SB, num_stages=STAGES):
+        if MASKED:
+            inside = step * SB + batch < SUPERBLOCKS
+            w_mask = inside[:, None] & (row < N)[None, :]
+            x_mask = inside[:, None, None] & valid[None, None, :]
+            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], w_mask[:, :, None], True, WIDE, ASM)
+            pair = tl.load(s_ptr + s_offs, mask=w_mask, other=0).to(tl.int32)
+        else:
+            x_mask = valid[None, None, :]
+            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
+            pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        x_lo = _activations(x_ptrs, x_mask, WIDE, ASM)
+        x_hi = _activations(x_ptrs + 32, x_mask, WIDE, ASM)
+        acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
+        acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+        w_offs += SB * 1024
+        s_offs += SB * 32
+        x_ptrs += SB * 64
+    if K % 64 != 0:
+        acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K, N, SB, WIDE, ASM)
+    total = tl.sum(acc, 0)
+    if ASM:
+        total *= 2.0 ** (126 - (WIDE_SHIFT if WIDE else X_SHIFT))
+    return total
+
+
+@triton.jit
+def clamped_swiglu(gate, up, limit):
+    """silu(min(gate, limit)) * clip(up, -limit, limit); comparisons are written so that NaN stays NaN."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, up)
+    up = tl.where(up < -limit, -limit, up)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _own_group(
+    group, ids_ptr, counts_ptr, num_routes, num_experts, RP: tl.constexpr, EP: tl.constexpr, BT: tl.constexpr,
+    SCAN: tl.constexpr,
+):  # fmt: skip
+    if SCAN:
+        expert, routes, count = own_group_by_scan(ids_ptr, group, num_routes, num_experts, RP, BT)
+    else:
+        expert, routes, count = own_group_by_table(ids_ptr, counts_ptr, group, num_experts, EP, BT)
+    return expert, routes, count
+
+
+@kernel
+def gate_up(
+    x_ptr, w_ptr, s_ptr, h_ptr, ids_ptr, counts_ptr, x_stride, limit, num_routes, num_experts, TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr, WIDE: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
+    TILES: tl.constexpr = (2 * INTER + BN - 1) // BN
+    pid = tl.program_id(0)
+    tile = pid % TILES
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
+    if count == 0:
+        return
+    valid = tl.arange(0, BT) < count
+    x_rows = x_ptr + (routes // TOP_K).to(tl.int64) * x_stride
+    w_ptr += expert.to(tl.int64) * (INTER * HIDDEN)
+    s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 32)
+    acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, WIDE, ASM)
+    halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
+    gate, up = tl.split(halves)
+    hidden = tl.reshape(clamped_swiglu(gate, up, limit), (BN // 2, BT))
+    if QUANT:
+        hidden = tl.reshape(round_to_mxfp8(tl.reshape(hidden, (BN // 64, 32, BT)), 1), (BN // 2, BT))
+    channel = tile * (BN // 2) + tl.arange(0, BN // 2)
+    offs = routes.to(tl.int64)[None, :] * INTER + channel[:, None]
+    tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & (channel < INTER)[:, None])
+
+
+@kernel
+def down(
+    h_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts, HIDDEN: tl.constexpr, INTER: tl.constexpr,
+    RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, STAGES: tl.constexpr,
+    SCAN: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """o [route, H] = second product, one row per route, in o's type."""
+    TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
+    pid = tl.program_id(0)
+    tile = pid % TILES
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
+    if count == 0:
+        return
+    valid = tl.arange(0, BT) < count
+    h_rows = h_ptr + routes.to(tl.int64) * INTER
+    w_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 2)
+    s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 64)
+    acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, WIDE, ASM)
+    row = tile * BN + tl.arange(0, BN)
+    offs = routes.to(tl.int64)[None, :] * HIDDEN + row[:, None]
+    mask = valid[None, :] & (row < HIDDEN)[:, None]
+    if o_ptr.dtype.element_ty == tl.float32:
+        tl.store(o_ptr + offs, acc, mask=mask)
+    else:
+        tl.store(o_ptr + offs, to_bf16(acc, ASM), mask=mask)

@@ -1,0 +1,46 @@
+"""The last step: y[t] = factor * sum over slots of weight * (the slot's row), in float32, always in slot order."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .decode import round_to_mxfp8, to_bf16
+from .runtime import kernel
+
+
+@kernel
+def combine(
+    o_ptr, ids_ptr, weights_ptr, y_ptr, factor, num_experts, y_stride, TOP_K: tl.constexpr, HIDDEN: tl.constexpr,
+    BH: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program per token and BH columns. Rows of ids outside 0 .. E-1 are neither read nor weighted."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BH + tl.arange(0, BH)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.full((BH,), 0.0, tl.float32)
+    for slot in tl.static_range(TOP_K):
+        route = token * TOP_K + slot
+        expert = tl.load(ids_ptr + route)
+        here = (expert >= 0) & (expert < num_experts)
+        weight = tl.load(weights_ptr + route, mask=here, other=0.0)
+        row = tl.load(o_ptr + route * HIDDEN + column, mask=here & (column < HIDDEN), other=0.0)
+        acc += weight * row.to(tl.float32)
+    tl.store(y_ptr + token * y_stride + column, to_bf16(acc * factor, ASM), mask=column < HIDDEN)
+
+
+@kernel
+def round_rows_to_mxfp8(
+    x_ptr, q_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """q = x [rows, K] rounded to MXFP8 and back, bf16 (exact: e4m3 has fewer bits). One program per row and block run."""
+    from_row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
+    x = tl.load(x_ptr + from_row * x_stride + column, mask=column < K, other=0.0).to(tl.float32)
+    q = round_to_mxfp8(x, 1)
+    tl.store(q_ptr + from_row * K + column, to_bf16(q, ASM), mask=column < K)

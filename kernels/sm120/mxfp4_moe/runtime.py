@@ -1,0 +1,97 @@
+"""One kernel source, two ways to run it: compiled for the GPU, or in Triton's interpreter when the tensors are on a CPU.
+
+Triton chooses between the two when a function is decorated, from TRITON_INTERPRET, and its own library (`tl.sum`, ...) is
+decorated when Triton is imported. A process that imports Triton for other reasons, as SGLang does, would have to set the
+variable before that and would then interpret every kernel it has. `Kernel` keeps a compiled and an interpreted form of
+its own functions instead, and swaps the library's functions for interpreted ones only while an interpreted call runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+_interpreter_lock = threading.RLock()
+
+
+class Kernel:
+    """A kernel to launch: `kernel.launch(grid, device, *args, num_warps=…, num_stages=…, launch_pdl=…, **constants)`."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.compiled = triton.jit(fn)
+        self.__doc__ = fn.__doc__
+        self.__name__ = fn.__name__
+
+    @functools.cached_property
+    def interpreted(self) -> InterpretedFunction:
+        return InterpretedFunction(_with_interpreted_helpers(self.fn))
+
+    def launch(self, grid: tuple[int, ...], device: torch.device, *args: Any, **options: Any) -> None:
+        if device.type == "cuda":
+            self.compiled[grid](*args, **options)
+            return
+        for name in ("num_warps", "num_stages", "launch_pdl"):
+            options.pop(name, None)
+        with _interpreted_library():
+            self.interpreted[grid](*args, **options)
+
+
+def kernel(fn: Callable[..., Any]) -> Kernel:
+    return Kernel(fn)
+
+
+def _with_interpreted_helpers(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of `fn` whose helpers (module globals that are jit functions) are plain Python, to be called directly."""
+    namespace = dict(fn.__globals__)
+    # The interpreter patches the language modules that it finds among a function's globals, and restores them.
+    namespace["tl_core_module"] = tl.core
+    for name, value in fn.__globals__.items():
+        if isinstance(value, JITFunction) and name in fn.__code__.co_names:
+            namespace[name] = _interpreted_helper(value)
+    copy = types.FunctionType(fn.__code__, namespace, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__annotations__ = inspect.get_annotations(fn, eval_str=True)
+    return copy
+
+
+@functools.cache
+def _interpreted_helper(helper: JITFunction) -> Callable[..., Any]:
+    return InterpretedFunction(_with_interpreted_helpers(helper.fn)).rewrite()
+
+
+@contextlib.contextmanager
+def _interpreted_library() -> Iterator[None]:
+    """Triton's own jit-decorated library functions, interpreted for the time of the call. One call at a time."""
+    standard = tl.standard
+    with _interpreter_lock:
+        swapped: list[tuple[Any, str, Any]] = []
+        wrapped = _library_functions()
+        for owner in (standard, tl, tl.tensor):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, JITFunction) and value in wrapped:
+                    swapped.append((owner, name, value))
+                    setattr(owner, name, wrapped[value])
+        try:
+            yield
+        finally:
+            for owner, name, value in swapped:
+                setattr(owner, name, value)
+
+
+@functools.cache
+def _library_functions() -> dict[JITFunction, InterpretedFunction]:
+    # The first argument that the interpreter types imports further Triton modules, which want the compiled library.
+    triton.runtime.jit.mangle_type(0)
+    found = [value for value in vars(tl.standard).values() if isinstance(value, JITFunction)]
+    return {value: InterpretedFunction(value.fn) for value in found}
