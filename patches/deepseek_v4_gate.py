@@ -13,6 +13,7 @@ from sglang_sm120.report import Decision
 from sglang_sm120.settings import Settings
 
 NAME = "deepseek_v4_gate"
+DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 _installed = False
 
@@ -38,10 +39,10 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         _refuse_damaged(view)
         launch = sglang_api.launch_facts(server_args, settings.draft_runner)
         try:
-            declared = _declare("moe_runner_backend", "target", routing.route_target(launch))
-            if launch.speculative is not None:
+            declared = _declare("moe_runner_backend", "target", NAME, routing.route_target(launch))
+            if launch.speculative is not None and DRAFT_PATCH not in settings.disabled:
                 draft = routing.route_draft(launch)
-                declared |= _declare("speculative_moe_runner_backend", "draft", draft)
+                declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
                 _refuse_unpatched_schedulers(view, draft)
         except routing.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
@@ -50,8 +51,8 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
     return sm120_moe_runners
 
 
-def _declare(field: str, role: str, route: routing.Route) -> dict[str, str]:
-    report.decide("resolution", Decision(role, route.runner, route.runner and NAME, route.reason))
+def _declare(field: str, role: str, patch: str, route: routing.Route) -> dict[str, str]:
+    report.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: route.runner}
 
 

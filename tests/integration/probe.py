@@ -1,6 +1,6 @@
 """Real SGLang on simulated GPUs, many launches from one import.
 
-Reads {"arch", "launches": [{"id", "model", "flags", "env", "before_plugins"}], "identity": bool} on stdin, forks a child
+Reads {"arch", "launches": [{"model", "flags", "env", "before_plugins"}], "identity": bool} on stdin, forks a child
 for each launch after importing SGLang once, and prints a list of answers. A launch is what `sglang_sm120.plan_child`
 does; with `before_plugins` the flags are resolved before plugins load, as a program that calls `run_server` does.
 """
@@ -19,6 +19,7 @@ def targets():
     from sglang.srt.arg_groups import model_override_base, resolution_hooks
     from sglang.srt.layers.moe import utils
     from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES
+
     from sglang_sm120.patches import PATCHES
 
     seen = {}

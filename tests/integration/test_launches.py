@@ -13,27 +13,31 @@ OURS, RUNNER = "Sm120Mxfp4MoEMethod", "sm120_triton"
 GATED = (NVFP4, "flashinfer_cutlass", "deepseek_v4_gate")
 DRAFT = (OURS, RUNNER, "mxfp4_nextn")
 STOCK = (NVFP4, "flashinfer_trtllm_routed", None)
+STOCK_DRAFT = (TRTLLM, "flashinfer_mxfp4", None)
+MARLIN_DRAFT = ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")
+TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
+VARIABLE = "SGLANG_SM120_DRAFT_MOE"
 
 # id, flags, environment, target, draft
 SM120 = [
     ("no draft", TP2, {}, GATED, None),
     ("eagle", TP2 + EAGLE, {}, GATED, DRAFT),
-    ("marlin target", [*TP2, *EAGLE, "--moe-runner-backend", "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
+    ("marlin target", [*TP2, *EAGLE, TARGET_FLAG, "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
     ("ep 2 of 4", ["--tp", "4", "--ep-size", "2"], {}, (NVFP4, "marlin", "deepseek_v4_gate"), None),
     ("quantization", [*TP2, "--quantization", "fp8"], {}, (NVFP4, "marlin", "deepseek_v4_gate"), None),
-    ("draft marlin", [*TP2, *EAGLE, "--speculative-moe-runner-backend", "marlin"], {}, GATED, ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")),
-    ("draft by variable", TP2 + EAGLE, {"SGLANG_SM120_DRAFT_MOE": "marlin"}, GATED, ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")),
-    ("flag over variable", [*TP2, *EAGLE, "--speculative-moe-runner-backend", RUNNER], {"SGLANG_SM120_DRAFT_MOE": "marlin"}, GATED, DRAFT),
-    ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, (TRTLLM, "flashinfer_mxfp4", None)),
-    ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, (TRTLLM, "flashinfer_mxfp4", None)),
-    ("without the draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, GATED, (TRTLLM, "flashinfer_mxfp4", "deepseek_v4_gate")),
+    ("draft marlin", [*TP2, *EAGLE, DRAFT_FLAG, "marlin"], {}, GATED, MARLIN_DRAFT),
+    ("draft by variable", TP2 + EAGLE, {VARIABLE: "marlin"}, GATED, MARLIN_DRAFT),
+    ("flag over variable", [*TP2, *EAGLE, DRAFT_FLAG, RUNNER], {VARIABLE: "marlin"}, GATED, DRAFT),
+    ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, STOCK_DRAFT),
+    ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, STOCK_DRAFT),
+    ("without draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, GATED, STOCK_DRAFT),
 ]  # fmt: skip
 
 # id, flags, environment, what the error must say
 STOPPED = [
-    ("trtllm asked for", [*TP2, "--moe-runner-backend", "flashinfer_trtllm"], {}, "--moe-runner-backend flashinfer_trtllm cannot run"),
-    ("ours for NVFP4", [*TP2, "--moe-runner-backend", RUNNER], {}, "target experts are NVFP4"),
-    ("triton draft", [*TP2, *EAGLE, "--speculative-moe-runner-backend", "triton"], {}, "--speculative-moe-runner-backend triton"),
+    ("trtllm", [*TP2, TARGET_FLAG, "flashinfer_trtllm"], {}, f"{TARGET_FLAG} flashinfer_trtllm cannot run"),
+    ("ours for NVFP4", [*TP2, TARGET_FLAG, RUNNER], {}, "target experts are NVFP4"),
+    ("triton draft", [*TP2, *EAGLE, DRAFT_FLAG, "triton"], {}, f"{DRAFT_FLAG} triton cannot run"),
     ("without the gate", TP2, {"SGLANG_SM120_DISABLE": "deepseek_v4_gate"}, "SGLANG_SM120_DISABLE"),
     ("ray", [*TP2, *EAGLE, "--use-ray"], {}, "--use-ray"),
     ("bad setting", TP2, {"SGLANG_SM120_ACTIVATION": "fp16"}, "SGLANG_SM120_ACTIVATION is 'fp16'"),

@@ -6,6 +6,7 @@ import re
 import struct
 
 import pytest
+
 from sglang_sm120 import checkpoint
 from sglang_sm120.checkpoint import CheckpointError, inspect
 
@@ -154,7 +155,7 @@ def test_a_model_that_is_a_file(tmp_path):
 def test_a_directory_without_rights(tmp_path):
     write(tmp_path, MXFP4_TARGET)
     (tmp_path / "config.json").chmod(0)
-    with pytest.raises(CheckpointError, match="config.json cannot be read: Permission denied"):
+    with pytest.raises(CheckpointError, match=r"config.json cannot be read: Permission denied"):
         inspect(tmp_path)
 
 

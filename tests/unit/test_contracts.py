@@ -4,6 +4,7 @@ import ast
 import textwrap
 
 import pytest
+
 from sglang_sm120 import contracts
 from sglang_sm120.contracts import Target
 

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+
 from sglang_sm120 import gpu
 
 UUIDS = ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-bbbc-3"]

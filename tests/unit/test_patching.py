@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+
 from sglang_sm120 import contracts, imports, patching, releases
 from sglang_sm120.contracts import Target
 from sglang_sm120.patching import Patch, PatchError, Status
@@ -94,7 +95,7 @@ def test_a_local_build_of_a_proven_release_is_proven(module, monkeypatch):
 
 
 def test_a_target_that_is_gone(module):
-    gone = replace(patch(installs(module)), targets=(Target("upstream", "C.gone", {"x": "1" * 12}),))
+    gone = replace(patch(installs(module)), targets=(Target("upstream", "C.gone", {releases.PROVEN[-1]: "1" * 12}),))
     with pytest.raises(PatchError, match=r"upstream\.C\.gone is gone"):
         patching.apply_all([gone], Settings())
 

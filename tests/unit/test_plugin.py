@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from sglang_sm120 import gpu, patching, plugin
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.patching import PatchError, Status

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from sglang_sm120 import routing
 from sglang_sm120.routing import Launch, RouteError, route_draft, route_target
 from sglang_sm120.settings import RUNNER
@@ -77,7 +78,7 @@ def test_a_refused_draft_names_its_own_flag(kind, runner):
 
 
 def test_a_refused_default_names_the_variable():
-    with pytest.raises(RouteError, match="SGLANG_SM120_DRAFT_MOE flashinfer_mxfp4.*multiples of 128"):
+    with pytest.raises(RouteError, match=r"SGLANG_SM120_DRAFT_MOE flashinfer_mxfp4.*multiples of 128"):
         route_draft(replace(HYBRID, moe_intermediate_size=2304, tp=8, draft_default="flashinfer_mxfp4"))
 
 

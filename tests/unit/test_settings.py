@@ -1,6 +1,7 @@
 """Environment variables: defaults, every good value, and what a bad one says."""
 
 import pytest
+
 from sglang_sm120 import settings
 
 PATCHES = ("one", "two")
@@ -39,7 +40,7 @@ def test_disable_takes_names_with_blanks():
 
 
 def test_a_misspelt_patch_is_an_error_that_lists_the_patches():
-    with pytest.raises(settings.SettingError, match="'thre'.*one, two"):
+    with pytest.raises(settings.SettingError, match=r"'thre'.*one, two"):
         read(SGLANG_SM120_DISABLE="one,thre")
 
 
