@@ -5,7 +5,7 @@
 SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it
 with the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes
 them in Triton's interpreter. The result is compared with the float64 oracle on the same shard, read from the files
-directly. Prints one JSON document: {"method", "runner", "tp", "ep", "rank", "parameters", "error", "updated_error"}.
+directly. Prints one JSON document: method, runner, rank, parameters, bytes held and in the checkpoint, and the errors.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, toke
 
 def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool) -> dict[str, Any]:
     """Build, load, run and compare; with `update`, load the files once more as a runtime weight update does."""
+    import torch
+
     model_config = resolve(directory, tp, ep, rank)
     model = build(model_config)
     layer, config = model.model.decoder.mlp.experts, model_config.hf_config
@@ -163,6 +165,13 @@ def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool)
         "ep": ep,
         "rank": rank,
         "parameters": {n: [str(p.dtype), *p.shape] for n, p in layer.named_parameters()},
+        "bytes": sum(p.untyped_storage().nbytes() for p in layer.parameters()),
+        "checkpoint_bytes": sum(w.nbytes for w in weights),
+        "in_place": all(
+            t.data_ptr() in {p.data_ptr() for p in layer.parameters()}
+            for t in vars(layer.quant_method.weights).values()
+            if isinstance(t, torch.Tensor)
+        ),
         "error": errors[0],
         "updated_error": errors[1] if update else None,
     }

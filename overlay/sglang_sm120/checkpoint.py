@@ -172,8 +172,8 @@ def _kind(quantization: dict, experts: dict[str, dict[str, str]]) -> tuple[str, 
             f"the routed experts are NVFP4 (U8 bytes with {scale} scales), but {where}.moe_quant_algo does not say so; "
             'SGLang would read them as MXFP4. Restore "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4"'
         )
-    if declared and weight in ("I8", "F8_E4M3"):
-        problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts are {weight}; expected U8")
+    if declared and weight not in (None, "U8"):
+        problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts have dtype {weight}; expected U8")
     for role, of in experts.items():
         problems += _incomplete(role, of)
     if declared or (weight == "U8" and "w1.weight_scale" in parts):

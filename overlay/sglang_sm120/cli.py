@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_sm120 import __version__
 
-GOOD, PROBLEM, USAGE = 0, 1, 2
+GOOD, PROBLEM = 0, 1  # argparse itself exits with 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +82,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(ours)
     if flags and arguments.command != "plan":
         parser().error(f"{arguments.command} takes nothing after --")
-    return arguments.run(arguments, flags)
+    try:
+        return arguments.run(arguments, flags)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

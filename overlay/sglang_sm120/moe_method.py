@@ -7,6 +7,7 @@ first tensor that arrives turns the bytes back into the checkpoint's layout.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -41,6 +42,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         self.prefix = prefix
         self.activation = activation
         self.weights: mxfp4_moe.PreparedWeights | None = None
+        self.wide_scales: bool | None = None
 
     def create_weights(
         self,
@@ -111,12 +113,13 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         if self.weights is not None:
             return
         self._check_filled(layer)
-        self.weights = mxfp4_moe.prepare_weights(
+        weights = mxfp4_moe.prepare_weights(
             layer.w13_weight.data,
             _bytes(layer.w13_weight_scale_inv),
             layer.w2_weight.data,
             _bytes(layer.w2_weight_scale_inv),
         )
+        self.weights = self._with_first_range(weights)
         report.once(("prepared", self.prefix), f"Prepared MXFP4 experts for {RUNNER} (layer: {self.prefix})")
 
     def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> Any:
@@ -162,6 +165,20 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         if self.weights is not None:
             mxfp4_moe.restore_weights(self.weights)
             self.weights = None
+
+    def _with_first_range(self, weights: mxfp4_moe.PreparedWeights) -> mxfp4_moe.PreparedWeights:
+        """Keep the kernel variant of the first load, because captured CUDA graphs do.
+
+        The variant for scales at the ends of the range is right for all scales, the other one is not.
+        """
+        if self.wide_scales is None:
+            self.wide_scales = weights.wide_scales
+        if weights.wide_scales and not self.wide_scales:
+            raise ValueError(
+                f"{self.prefix}: the updated weights have scales outside the range of the first ones, for which CUDA "
+                "graphs were captured; restart the server with the new checkpoint"
+            )
+        return dataclasses.replace(weights, wide_scales=self.wide_scales)
 
     def _check_filled(self, layer: torch.nn.Module) -> None:
         if sglang_api.loads_dummy_weights():

@@ -1,40 +1,17 @@
 """Checkpoints and simulated launches for the tests that import SGLang."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import HERE, run
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE.parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
-
-
-def environment(**extra):
-    """This process's environment without settings of SGLang or the overlay."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_") or k == "SGLANG_SM120_HOME"}
-    return keep | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"} | extra
-
-
-def run(*arguments, env=None, timeout=300, **options):
-    """A command's outcome as text."""
-    return subprocess.run(
-        [str(a) for a in arguments], env=env or environment(), capture_output=True, text=True, timeout=timeout,
-        check=False, **options,
-    )  # fmt: skip
+import tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """name -> directory of a small checkpoint."""
-    import tiny_checkpoint
-
     root = tmp_path_factory.mktemp("checkpoints")
     made = {
         "hybrid": tiny_checkpoint.write(root / "hybrid"),

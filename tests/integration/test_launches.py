@@ -1,11 +1,10 @@
 """What a launch gets, decided by the installed SGLang on simulated GPUs."""
 
 import pytest
+from helpers import EAGLE
 
 pytestmark = pytest.mark.sglang
 
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
 TP2 = ["--tp", "2"]
 
 NVFP4, TRTLLM = "ModelOptNvFp4FusedMoEMethod", "Mxfp4FlashinferTrtllmMoEMethod"

@@ -77,7 +77,7 @@ def test_another_model_is_other(tmp_path):
     [
         (NVFP4_TARGET, {}, r"quantization_config\.moe_quant_algo does not say so.*NVFP4"),
         (NVFP4_TARGET, NVFP4 | {"group_size": None}, r"quantization_config\.group_size is missing"),
-        (MXFP4_TARGET, NVFP4, "says NVFP4, but the routed experts are I8"),
+        (MXFP4_TARGET, NVFP4, "says NVFP4, but the routed experts have dtype I8; expected U8"),
         (expert("layers.0", "BF16"), {}, "dtype BF16; expected I8"),
         (expert("layers.0", "I8"), {}, r"target's routed experts have w1\.weight but no scale"),
         (NVFP4_TARGET | expert("mtp.0", "I8"), NVFP4, r"draft's routed experts have w1\.weight but no scale"),

@@ -1,0 +1,25 @@
+"""Running commands in an environment without settings of SGLang or the overlay."""
+
+import os
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE.parent.parent / "scripts"
+
+EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
+EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+
+
+def environment(**extra):
+    """This process's environment without settings of SGLang or the overlay."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_") or k == "SGLANG_SM120_HOME"}
+    return keep | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"} | extra
+
+
+def run(*arguments, env=None, timeout=300, **options):
+    """A command's outcome as text."""
+    return subprocess.run(
+        [str(a) for a in arguments], env=env or environment(), capture_output=True, text=True, timeout=timeout,
+        check=False, **options,
+    )  # fmt: skip

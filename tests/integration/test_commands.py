@@ -1,0 +1,156 @@
+"""The command line and the demonstration as a user runs them."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import EAGLE, SCRIPTS, environment, run
+
+COMMAND = Path(sys.executable).with_name("sglang-sm120")
+
+
+@pytest.mark.sglang
+def test_plan_is_one_document_in_time(checkpoints):
+    started = time.monotonic()
+    done = run(
+        COMMAND, "plan", "--model", checkpoints["hybrid"], "--arch", "sm120", "--json", "--", "--tp", "2", *EAGLE
+    )
+    assert time.monotonic() - started < 40
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (document["schema"], document["simulated"], document["errors"]) == (1, True, [])
+    assert document["target"]["kernel"] == "FlashInfer CUTLASS NVFP4"
+    assert document["draft"]["kernel"] == "Triton MXFP4 (sm120_triton)"
+
+
+@pytest.mark.sglang
+def test_stock_fails_on_sm120_and_says_why(checkpoints):
+    done = run(
+        COMMAND, "plan", "--model", checkpoints["hybrid"], "--arch", "sm120", "--stock", "--", "--tp", "2", *EAGLE
+    )
+    assert done.returncode == 1
+    assert "ERROR           target: FlashInfer TRT-LLM NVFP4 has kernels for SM10x only" in done.stdout
+    assert "ERROR           draft: FlashInfer TRT-LLM MXFP4 has kernels for SM10x only" in done.stdout
+
+
+@pytest.mark.sglang
+def test_a_flag_that_sglang_refuses(checkpoints):
+    done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--moe-runner-backend", "sm120_tritn")
+    assert done.returncode == 1
+    (error,) = json.loads(done.stdout)["errors"]
+    assert "sm120_tritn" in error
+    assert "sm120_triton" in error  # among the choices
+
+
+def cut_header(model):
+    file = model / "model-00002-of-00004.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def cut_config(model):
+    (model / "config.json").write_text('{"model_type": "deepseek_v4", ')
+
+
+def no_group_size(model):
+    config = json.loads((model / "config.json").read_text())
+    del config["quantization_config"]["group_size"]
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def unknown_dtype(model):
+    file = model / "model-00002-of-00004.safetensors"
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = data[8 : 8 + length].replace(b'"dtype":"U8"', b'"dtype":"U4"')
+    file.write_bytes(data[:8] + header + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (cut_header, "model-00002-of-00004.safetensors"),
+        (cut_config, "config.json"),
+        (no_group_size, "quantization_config.group_size"),
+        (unknown_dtype, "dtype U4"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_at_once(checkpoints, tmp_path, damage, says):
+    copy = shutil.copytree(checkpoints["hybrid"], tmp_path / "copy")
+    damage(copy)
+    done = run(COMMAND, "plan", "--model", copy, "--json")
+    assert done.returncode == 1
+    assert any(says in e for e in json.loads(done.stdout)["errors"])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["paln"], "plan"),
+        (["plan", "--model", ".", "--arch", "sm75"], "sm120"),
+        (["plan", "--model", ".", "--gpu-memory-gib", "0"], "positive whole number"),
+        (["doctor", "--", "--tp", "2"], "takes nothing after --"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_usage_is_2(arguments, says):
+    done = run(COMMAND, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_doctor_without_a_gpu_explains_itself():
+    done = run(COMMAND, "doctor", "--json", env=environment(CUDA_VISIBLE_DEVICES=""))
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {p["status"] for p in document["patches"]} == {"not applicable"}
+    assert document["packages"]["sglang"]
+
+
+def test_doctor_finds_a_bad_setting_and_a_shadow(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    done = run(COMMAND, "doctor", "--json", env=environment(SGLANG_SM120_DISABLE="gate"), cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert any("SGLANG_SM120_DISABLE" in e for e in document["errors"])
+    assert any("shadow" in w for w in document["warnings"])
+
+
+@pytest.mark.sglang
+def test_the_demonstration():
+    done = run(sys.executable, SCRIPTS / "demo.py", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    document = json.loads(done.stdout)
+    assert document["problems"] == []
+    assert document["seconds"] < 90
+    assert len(document["stock"]["errors"]) == 2
+    assert {a["method"] for a in document["layers"].values()} == {"Sm120Mxfp4MoEMethod"}
+
+
+def test_an_interrupted_plan_leaves_no_process(checkpoints):
+    started = subprocess.Popen(
+        [COMMAND, "plan", "--model", checkpoints["hybrid"]],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(3)
+    os.killpg(started.pid, signal.SIGINT)
+    assert started.wait(timeout=20) == 130
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(started.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a process of the group is left")
