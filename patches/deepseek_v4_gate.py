@@ -4,39 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import checkpoint, report, routing, sglang_api
+from sglang_sm120 import checkpoint, contracts, imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
 from sglang_sm120.patching import Patch
 from sglang_sm120.report import Decision
 from sglang_sm120.settings import Settings
 
 NAME = "deepseek_v4_gate"
-DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
 ARCHITECTURE = "DeepseekV4ForCausalLM"
+_GROUPS = "sglang.srt.arg_groups"
+_REGISTRY, _HOOKS, _IMPERATIVE = f"{_GROUPS}.overrides", f"{_GROUPS}.resolution_hooks", f"{_GROUPS}.deepseek_v4_hook"
+_ARGS = "sglang.srt.server_args"
+DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
 _installed = False
+_decided: Any = None  # the flags that our provider saw last
 
 
 def install(settings: Settings) -> str:
-    """Register a provider after upstream's, so that ours wins, and a check after resolution."""
+    """Decide where SGLang decides, and check after resolution; both once SGLang imports what it resolves flags with."""
     global _installed
-    from sglang.srt.arg_groups.overrides import register_model_override
-    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
-
-    if not _installed:
-        register_model_override(ARCHITECTURE)(_provider(settings))
-        register_resolution_hook("handle_speculative_decoding")(_check)
-        _installed = True
+    if _installed:
+        return f"decides when {ARCHITECTURE} is resolved"
+    _installed = True
+    if contracts.has_module(_REGISTRY):
+        # After upstream's, which that module registers while it is imported: the last provider wins.
+        imports.when_imported(_REGISTRY, lambda m: m.register_model_override(ARCHITECTURE)(_provider(settings)))
+    else:
+        imports.when_imported(_IMPERATIVE, lambda module: _before_defaults(module, settings))
+    if contracts.has_module(_HOOKS):
+        imports.when_imported(_HOOKS, lambda m: m.register_resolution_hook("handle_speculative_decoding")(_check))
+    else:
+        imports.when_imported(_ARGS, _check_when_resolved)
     return f"decides when {ARCHITECTURE} is resolved"
+
+
+def _before_defaults(module: ModuleType, settings: Settings) -> None:
+    """SGLang 0.5.14 writes the flags itself; a runner that is no longer `auto` makes both of its rules pass."""
+    provide = _provider(settings)
+
+    def wrap(original: FunctionType) -> FunctionType:
+        def apply_deepseek_v4_defaults(server_args: Any, model_arch: str) -> None:
+            for field, value in provide(server_args, None).items():
+                setattr(server_args, field, value)
+            original(server_args, model_arch)
+
+        return apply_deepseek_v4_defaults
+
+    patching.replace_function(module, "apply_deepseek_v4_defaults", NAME, wrap)
+
+
+def _check_when_resolved(module: ModuleType) -> None:
+    """Below SGLang 0.5.20 no step of the resolution can be wrapped; the method that runs all of them can."""
+    name = "resolve_once" if hasattr(module.ServerArgs, "resolve_once") else "__post_init__"
+
+    def wrap(original: FunctionType) -> FunctionType:
+        def resolve(self: Any) -> None:
+            original(self)
+            if self is _decided:
+                _check(self, lambda _server_args: None)
+
+        return resolve
+
+    patching.replace_method(module.ServerArgs, name, NAME, wrap)
 
 
 def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
     def sm120_moe_runners(server_args: Any, _hf_config: Any) -> dict[str, str]:
+        global _decided
         view = sglang_api.resolving(server_args)
         if view.device != "cuda":
             return {}
         _refuse_damaged(view)
+        _decided = server_args
         launch = sglang_api.launch_facts(server_args, settings.draft_runner)
         try:
             declared = _declare("moe_runner_backend", "target", NAME, routing.route_target(launch))
@@ -53,7 +95,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
 
 def _declare(field: str, role: str, patch: str, route: routing.Route) -> dict[str, str]:
     report.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
-    return {} if route.runner is None else {field: route.runner}
+    return {} if route.runner is None else {field: sglang_api.flag_name(route.runner)}
 
 
 def _refuse_damaged(view: Any) -> None:
@@ -73,12 +115,18 @@ def _refuse_unpatched_schedulers(view: Any, draft: routing.Route) -> None:
     """Ray actors and the weight-cache daemon build models without loading plugins: the draft would be stock."""
     if draft.runner is None:
         return
-    for flag, used in (("--use-ray", view.use_ray), ("--weight-cache-mode", view.weight_cache_mode != "off")):
+    for flag, used in _unpatched(view):
         if used:
             raise SystemExit(
                 f"sglang-sm120: with {flag} SGLang builds the draft in processes that load no plugins, so it would get "
                 f"kernels that SM120 does not have; leave {flag} out, or leave out speculative decoding"
             )
+
+
+def _unpatched(view: Any) -> tuple[tuple[str, bool], ...]:
+    """The flags whose processes load no plugins, and whether they are used; the weight cache came with SGLang 0.5.18."""
+    cache = getattr(view, "weight_cache_mode", "off")
+    return ("--use-ray", bool(view.use_ray)), ("--weight-cache-mode", cache != "off")
 
 
 def _check(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -103,19 +151,54 @@ PATCH = Patch(
         "`moe_runner_backend='flashinfer_trtllm_routed'`, whose kernels exist for SM100 only"
     ),
     targets=(
+        Target(_IMPERATIVE, "apply_deepseek_v4_defaults", releases.spans({"0.5.14": "6b9450249a00", "0.5.15": None})),
+        Target(_REGISTRY, "_deepseek_v4_overrides", releases.spans({"0.5.15": "eefe85920684", "0.5.19": None})),
         Target(
-            "sglang.srt.arg_groups.model_overrides.deepseek_v4", "_deepseek_v4_overrides", {"0.5.23": "e2e4bccbf92d"}
+            f"{_GROUPS}.model_overrides.deepseek_v4",
+            "_deepseek_v4_overrides",
+            releases.spans({"0.5.19": "c43c7b68a912", "0.5.20": "93189ce1abfa", "0.5.21": "e2e4bccbf92d"}),
         ),
-        Target("sglang.srt.arg_groups.model_override_base", "register_model_override", {"0.5.23": "c6fa4aefd5f0"}),
-        Target("sglang.srt.arg_groups.overrides", "collect_model_override_declarations", {"0.5.23": "6a83e17b7da3"}),
-        Target("sglang.srt.arg_groups.resolution_hooks", "register_resolution_hook", {"0.5.23": "f0ca0da01f36"}),
+        Target(
+            _REGISTRY,
+            "_deepseek_v4_sm120_moe",
+            releases.spans({"0.5.15": "e37ede7ff215", "0.5.16": "b819e31c7df4", "0.5.19": None}),
+        ),
+        Target(_REGISTRY, "register_model_override", releases.spans({"0.5.15": "c6fa4aefd5f0", "0.5.19": None})),
+        Target(f"{_GROUPS}.model_override_base", "register_model_override", releases.spans({"0.5.19": "c6fa4aefd5f0"})),
+        Target(
+            _REGISTRY,
+            "collect_model_override_declarations",
+            releases.spans({"0.5.15": "886cc04551f3", "0.5.19": "6a83e17b7da3"}),
+        ),
+        Target(
+            _ARGS,
+            "ServerArgs.__post_init__",
+            releases.spans(
+                {
+                    "0.5.14": "3d530447dabd",
+                    "0.5.15": "bd8439b4999e",
+                    "0.5.16": "988fb41988a2",
+                    "0.5.17": "99ed951fca21",
+                    "0.5.18": "38a4e2eb0203",
+                    "0.5.19": None,
+                }
+            ),
+        ),
+        Target(_ARGS, "ServerArgs.resolve_once", releases.spans({"0.5.19": "d4279647094d", "0.5.20": None})),
+        Target(_HOOKS, "register_resolution_hook", releases.spans({"0.5.20": "f0ca0da01f36"})),
     ),
     why=(
-        "a registration: upstream's provider sets the runner whenever the checkpoint is hybrid, without a look at the "
+        "from SGLang 0.5.15 a registration (0.5.14 has none, there one function is wrapped): upstream's provider sets the runner whenever the checkpoint is hybrid, without a look at the "
         "GPU, and the rule that would save SM120 asks for `quantization == 'modelopt_fp4'`, which such checkpoints lack"
     ),
-    binding="providers of one architecture are collected in order of registration and the last one wins",
-    untouched="runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8",
+    binding=(
+        "providers of one architecture are collected in order of registration and the last one wins; SGLang 0.5.14 "
+        "imports the wrapped function in the place that calls it"
+    ),
+    untouched=(
+        "runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8 experts, but in "
+        "SGLang 0.5.16 to 0.5.18, whose default on SM120 reads FP8 experts as MXFP4, `auto` becomes `triton` for them"
+    ),
     remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,
 )

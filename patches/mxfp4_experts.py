@@ -6,14 +6,24 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, report, routing, sglang_api
+from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
+from sglang_sm120.patches.common import METHOD_BASE
 from sglang_sm120.patching import Patch
 from sglang_sm120.report import Decision
 from sglang_sm120.settings import RUNNER, Settings
 
 NAME = "mxfp4_experts"
 _MODULE = "sglang.srt.layers.quantization.fp8"
+# What SGLang makes of packed FP4 experts. Under DSpark it looks at the target's runner, whatever the draft's flag says,
+# so our runner may have been asked for although SGLang chose another method. Ignored layers are unquantized.
+_PACKED_METHODS = (
+    "Fp8MoEMethod",
+    "Mxfp4FlashinferCutlassMoEMethod",
+    "Mxfp4FlashinferTrtllmMoEMethod",
+    "Mxfp4HummingMoEMethod",
+    "Mxfp4MarlinMoEMethod",
+)
 
 
 def install(settings: Settings) -> str:
@@ -31,13 +41,13 @@ def install(settings: Settings) -> str:
 def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Callable[..., Any]:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         method = original(self, layer, prefix)
-        packed = isinstance(method, module.Fp8MoEMethod) and self.is_fp4_experts and not self.dequant_fp4_to_fp8
-        if not packed:
+        packed = self.is_fp4_experts and not getattr(self, "dequant_fp4_to_fp8", False)
+        if not packed or not sglang_api.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
             return method
         report.once("summary", report.summary())
         runner = sglang_api.layer_runner(prefix)
         role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
-        if runner in routing.MXFP4_REFUSED:
+        if runner in routing.MXFP4_REFUSED and isinstance(method, module.Fp8MoEMethod):
             flag = routing.DRAFT_FLAG if role == "draft" else routing.TARGET_FLAG
             raise SystemExit(
                 f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: "
@@ -65,8 +75,22 @@ PATCH = Patch(
         "128` (V4.1-Flash at TP4 and TP8, V4-Pro at TP16), or `Hidden size mismatch` with a runner that reads FP8"
     ),
     targets=(
-        Target(_MODULE, "Fp8Config.get_quant_method", {"0.5.23": "c83182fbb4f3"}),
-        Target("sglang.srt.layers.quantization.base_config", "FusedMoEMethodBase", {"0.5.23": "412d2b682788"}),
+        Target(
+            _MODULE,
+            "Fp8Config.get_quant_method",
+            releases.spans(
+                {
+                    "0.5.14": "6d9f46709d1c",
+                    "0.5.15": "2f603df46447",
+                    "0.5.16": "ffa4b31ad998",
+                    "0.5.17": "b9076fc10a9d",
+                    "0.5.19": "59f0f219129a",
+                    "0.5.20": "86db095c76c3",
+                    "0.5.21": "c83182fbb4f3",
+                }
+            ),
+        ),
+        METHOD_BASE,
     ),
     why="the method is chosen in a chain of built-in runner names; a registered name falls through to the FP8 method",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",

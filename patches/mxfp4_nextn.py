@@ -6,14 +6,16 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, report, routing, sglang_api
+from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
+from sglang_sm120.patches.common import METHOD_BASE
 from sglang_sm120.patching import Patch
 from sglang_sm120.report import Decision
 from sglang_sm120.settings import RUNNER, Settings
 
 NAME = "mxfp4_nextn"
 _MODULE = "sglang.srt.layers.quantization.modelopt_quant"
+_MOE = "sglang.srt.layers.moe"
 
 
 def install(settings: Settings) -> str:
@@ -33,7 +35,8 @@ def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
         if not sglang_api.is_fused_moe(layer):
             return original(self, layer, prefix)
         report.once("summary", report.summary())
-        if not self.nvfp4_config.is_layer_excluded(prefix):
+        # SGLang 0.5.16 has DSpark and does not exclude its `stages.*`, which are MXFP4 like every draft's experts.
+        if not (self.nvfp4_config.is_layer_excluded(prefix) or sglang_api.is_draft_prefix(prefix)):
             return _target(original(self, layer, prefix) if _target_runs(prefix) else None)
         if not self.is_fp4_experts:
             return original(self, layer, prefix)
@@ -73,7 +76,7 @@ def _draft(config: Any, layer: Any, prefix: str, settings: Settings) -> Any:
         from sglang.srt.layers.quantization.mxfp4_marlin_moe import Mxfp4MarlinMoEMethod
 
         method: Any = Mxfp4MarlinMoEMethod(Fp8MoEMethod(config), prefix=prefix)
-    elif runner == "flashinfer_mxfp4":
+    elif runner == "flashinfer_mxfp4" and sglang_api.has_cutlass_mxfp4():
         from sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe import Mxfp4FlashinferCutlassMoEMethod
 
         method = Mxfp4FlashinferCutlassMoEMethod(Fp8MoEMethod(config), prefix=prefix)
@@ -96,12 +99,47 @@ PATCH = Patch(
         "(`trtllm_fp4_block_scale_routed_moe`), whatever `--speculative-moe-runner-backend` says"
     ),
     targets=(
-        Target(_MODULE, "HybridFp8NvFp4Config.get_quant_method", {"0.5.23": "8af8902d04d2"}),
-        Target("sglang.srt.layers.quantization.base_config", "FusedMoEMethodBase", {"0.5.23": "412d2b682788"}),
-        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE._load_w13", {"0.5.23": "bf86ce803d20"}),
-        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE._load_w2", {"0.5.23": "b364fabcf302"}),
-        Target("sglang.srt.layers.moe.fused_moe_triton.layer", "FusedMoE.run_moe_core", {"0.5.23": "60b109b1f358"}),
-        Target("sglang.srt.layers.moe.token_dispatcher.standard", "StandardDispatcher", {"0.5.23": "5e3564069be4"}),
+        Target(_MODULE, "HybridFp8NvFp4Config.get_quant_method", releases.spans({"0.5.14": "8af8902d04d2"})),
+        METHOD_BASE,
+        Target(
+            f"{_MOE}.fused_moe_triton.layer",
+            "FusedMoE._load_w13",
+            releases.spans(
+                {
+                    "0.5.14": "6b1b7ef722cf",
+                    "0.5.17": "68b59455c452",
+                    "0.5.22": "29fe5ae6f155",
+                    "0.5.23": "bf86ce803d20",
+                }
+            ),
+        ),
+        Target(
+            f"{_MOE}.fused_moe_triton.layer",
+            "FusedMoE._load_w2",
+            releases.spans(
+                {
+                    "0.5.14": "5a275392ae88",
+                    "0.5.17": "ae7d0a1f71a1",
+                    "0.5.22": "ec2066cb6e6b",
+                    "0.5.23": "b364fabcf302",
+                }
+            ),
+        ),
+        Target(f"{_MOE}.fused_moe_triton.layer", "FusedMoE.run_moe_core", releases.spans({"0.5.14": "60b109b1f358"})),
+        Target(
+            f"{_MOE}.token_dispatcher.standard",
+            "StandardDispatcher",
+            releases.spans(
+                {
+                    "0.5.14": "6d078f26de58",
+                    "0.5.16": "c49b728fcdf0",
+                    "0.5.17": "471ed220e2c1",
+                    "0.5.20": "8932ad89802a",
+                    "0.5.21": "1c0f7039efe2",
+                    "0.5.23": "5e3564069be4",
+                }
+            ),
+        ),
     ),
     why="the method returns the TRT-LLM MXFP4 method unconditionally; it asks neither a flag nor a registry",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sglang_sm120 import imports, sglang_api
+from sglang_sm120 import imports, releases, sglang_api
 from sglang_sm120.contracts import Target
-from sglang_sm120.patching import Patch
-from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.patching import Patch, Status
+from sglang_sm120.settings import DRAFT_MOE, RUNNER, Settings
 
-_UTILS = "sglang.srt.layers.moe.utils"
+_UTILS, _ARGS = "sglang.srt.layers.moe.utils", "sglang.srt.server_args"
 
 
 def install(_settings: Settings) -> str:
-    """Extend the flags' choices now, and the runner names once SGLang imports the module that holds them."""
-    sglang_api.register_runner_name(RUNNER)
+    """Extend the flags' choices and the runner names, each once SGLang imports the module that holds them."""
+    imports.when_imported(_ARGS, lambda _module: sglang_api.register_runner_name(RUNNER))
     imports.when_imported(_UTILS, _adopt)
     return f"--moe-runner-backend and --speculative-moe-runner-backend take {RUNNER}"
 
@@ -27,7 +27,9 @@ PATCH = Patch(
     name="runner_name",
     summary=f"`{RUNNER}` is a MoE runner that both runner flags accept",
     symptom=f"`argument --moe-runner-backend: invalid choice: '{RUNNER}'`",
-    targets=(Target(_UTILS, "register_moe_runner_backend_name", {"0.5.23": "c89636b0d185"}),),
+    targets=(Target(_UTILS, "register_moe_runner_backend_name", releases.spans({"0.5.19": "c89636b0d185"})),),
+    proven_on=releases.span("0.5.19"),
+    elsewhere=(Status.NOT_APPLICABLE, f"this SGLang's flags take built-in runners only; set {DRAFT_MOE.name} instead"),
     why="a registration through SGLang's public functions; nothing is replaced",
     binding="argparse keeps the list object that `add_moe_runner_backend_choices` extends",
     untouched="every other runner",

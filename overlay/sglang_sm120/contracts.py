@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from sglang_sm120 import releases
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _IGNORED_FIELDS = frozenset({"type_comment", "type_params", "kind"})
 
@@ -26,7 +28,8 @@ class Target:
     Attributes:
         module: dotted module path.
         qualname: path inside the module, as in `Class.method`.
-        fingerprints: release -> fingerprint that the patch was proven against.
+        fingerprints: release -> fingerprint that the patch was proven against; releases in which the patch does not
+            touch the target, or which lack it, are left out.
     """
 
     module: str
@@ -35,6 +38,21 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.qualname}"
+
+    def difference(self, release: str) -> str | None:
+        """How the installed code differs from what was proven on the release; None if it does not.
+
+        A release that nobody proved is compared with the last one that was.
+        """
+        expected = self.fingerprints.get(release)
+        if expected is None and releases.is_proven(release):
+            return None
+        expected = expected or self.fingerprints.get(releases.PROVEN[-1])
+        seen = found_fingerprint(self)
+        if seen == expected:
+            return None
+        state = "is gone" if seen is None else f"has fingerprint {seen}"
+        return f"{self} {state}; expected {expected or 'none'}"
 
 
 def fingerprint(definition: ast.AST) -> str:
@@ -68,6 +86,21 @@ def find(module: str, qualname: str) -> Definition | None:
             return None
         node = named[-1]
     return node if isinstance(node, Definition) else None
+
+
+def has_module(module: str) -> bool:
+    """Whether the installed source has such a module. Imports nothing."""
+    return source_file(module) is not None
+
+
+def has_field(module: str, qualname: str, field_name: str) -> bool:
+    """Whether a class of the installed source declares a field or attribute of that name. Imports nothing."""
+    definition = find(module, qualname)
+    if not isinstance(definition, ast.ClassDef):
+        return False
+    declared = [n.target for n in definition.body if isinstance(n, ast.AnnAssign)]
+    declared += [t for n in definition.body if isinstance(n, ast.Assign) for t in n.targets]
+    return any(isinstance(t, ast.Name) and t.id == field_name for t in declared)
 
 
 def found_fingerprint(target: Target) -> str | None:

@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import contracts, releases
+from sglang_sm120 import releases
 from sglang_sm120.contracts import Target
 from sglang_sm120.settings import ACCEPT_DRIFT, OFF, Settings
 
@@ -52,6 +52,10 @@ class Patch:
         untouched: what stays stock.
         remove_when: a condition that can be checked.
         install: applies it; returns a line for the status. It may raise PatchError.
+        proven_on: releases whose fault the patch cures, each run in the compatibility matrix.
+        elsewhere: status and reason in the other proven releases.
+        mended: asked when upstream is not what was proven: runs upstream's own code and returns how it does right by
+            itself, None if it does not or cannot be asked. The patch then stands down instead of stopping the launch.
     """
 
     name: str
@@ -63,6 +67,9 @@ class Patch:
     untouched: str
     remove_when: str
     install: Callable[[Settings], str]
+    proven_on: tuple[str, ...] = releases.PROVEN
+    elsewhere: tuple[Status, str] = (Status.NOT_NEEDED, "SGLang does this itself")
+    mended: Callable[[], str | None] | None = None
 
 
 class PatchError(RuntimeError):
@@ -73,23 +80,43 @@ STATES: dict[str, State] = {}
 
 
 def apply_all(patches: Iterable[Patch], settings: Settings) -> None:
-    """Apply every patch that is not disabled, in order, and record each one's state.
+    """Apply every patch that this SGLang needs and that is not disabled, in order, and record each one's state.
+
+    Nothing is touched before all of them have been checked.
 
     Raises:
         PatchError: one could not be applied. The launch must not go on.
     """
-    for patch in patches:
-        if patch.name in settings.disabled:
-            STATES[patch.name] = State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
-            continue
+    wanted = [patch for patch in patches if not _stands_down(patch, settings)]
+    for patch in wanted:
         try:
-            if not settings.accept_drift:
-                check_contract(patch)
             reason = patch.install(settings)
         except PatchError as error:
             STATES[patch.name] = State(patch.name, Status.FAILED, str(error))
             raise
         STATES[patch.name] = State(patch.name, Status.APPLIED, reason)
+
+
+def _stands_down(patch: Patch, settings: Settings) -> bool:
+    """Whether the patch stays out, with its state recorded; raises PatchError when upstream is unknown and unmended."""
+    if patch.name in settings.disabled:
+        STATES[patch.name] = State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
+        return True
+    release = releases.installed()
+    differences = drift(patch, release)
+    if not differences:
+        if releases.base(str(release)) in patch.proven_on:
+            return False
+        STATES[patch.name] = State(patch.name, *patch.elsewhere)
+        return True
+    mended = patch.mended() if patch.mended is not None else None
+    if mended is not None:
+        STATES[patch.name] = State(patch.name, Status.NOT_NEEDED, mended)
+        return True
+    if not settings.accept_drift:
+        STATES[patch.name] = State(patch.name, Status.FAILED, "; ".join(differences))
+        raise PatchError(refusal(patch, differences))
+    return False
 
 
 def set_all(patches: Iterable[Patch], status: Status, reason: str) -> None:
@@ -105,23 +132,16 @@ def drift(patch: Patch, release: str | None) -> list[str]:
     found = []
     if not releases.is_proven(release):
         found.append(f"SGLang {release} is not among the proven releases ({releases.describe()})")
-    for target in patch.targets:
-        seen, expected = contracts.found_fingerprint(target), sorted(set(target.fingerprints.values()))
-        if seen not in expected:
-            state = "is gone" if seen is None else f"has fingerprint {seen}"
-            found.append(f"{target} {state}; expected {' or '.join(expected)}")
-    return found
+    differences = (target.difference(releases.base(release)) for target in patch.targets)
+    return found + [difference for difference in differences if difference is not None]
 
 
-def check_contract(patch: Patch) -> None:
-    """Raise PatchError when upstream is not what the patch was proven on."""
-    release = releases.installed()
-    differences = drift(patch, release)
-    if differences:
-        raise PatchError(
-            f"patch {patch.name} was not proven on the installed SGLang {release}: {'; '.join(differences)}. "
-            f"Run stock SGLang with {OFF.name}=0, or accept the risk with {ACCEPT_DRIFT.name}=1"
-        )
+def refusal(patch: Patch, differences: Iterable[str]) -> str:
+    """The line that ends a launch on an SGLang that the patch was not proven on."""
+    return (
+        f"patch {patch.name} was not proven on the installed SGLang {releases.installed()}: {'; '.join(differences)}. "
+        f"Run stock SGLang with {OFF.name}=0, or accept the risk with {ACCEPT_DRIFT.name}=1"
+    )
 
 
 def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionType], Callable[..., Any]]) -> None:
@@ -151,11 +171,35 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
         raise PatchError(f"patch {patch}: {where} did not take the replacement")
 
 
-def _is_original(cls: type, function: FunctionType) -> bool:
-    """Defined in the class's own module and file, and wrapping nothing."""
-    file = inspect.getsourcefile(cls)
+def replace_function(module: ModuleType, name: str, patch: str, make: Callable[[FunctionType], FunctionType]) -> None:
+    """Replace `module.name` by `make(original)`.
+
+    Reaches callers that look the name up in the module when they call it; a copy made by `from module import name`
+    earlier keeps the original.
+
+    Raises:
+        PatchError: the function is not the one of its source file, so somebody else has replaced it.
+    """
+    present = module.__dict__.get(name)
+    if getattr(present, MARK, None) == patch:
+        return
+    if not isinstance(present, FunctionType) or not _is_original(module, present):
+        owner = getattr(present, "__module__", None) or type(present).__module__
+        raise PatchError(
+            f"patch {patch}: {module.__name__}.{name} has already been replaced by {owner}. Two overlays cannot both own "
+            f"it; remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
+        )
+    replacement = make(present)
+    setattr(replacement, MARK, patch)
+    replacement.__wrapped__ = present  # type: ignore[attr-defined]
+    setattr(module, name, replacement)
+
+
+def _is_original(owner: type | ModuleType, function: FunctionType) -> bool:
+    """Defined in the owner's module and file, and wrapping nothing."""
+    module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
     return (
-        function.__module__ == cls.__module__
+        function.__module__ == module
         and not hasattr(function, "__wrapped__")
-        and function.__code__.co_filename == file
+        and function.__code__.co_filename == inspect.getsourcefile(owner)
     )

@@ -113,8 +113,8 @@ def _build(
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
     built = []
+    config = sglang_api.quantization_config(model_config)  # imports the model, which must not land on the meta device
     with context, torch.device("meta"):
-        config = sglang_api.quantization_config(model_config)
         for number, prefix in enumerate(prefixes):
             layer = FusedMoE(layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape)
             packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)

@@ -64,6 +64,9 @@ class Launch:
         speculative: EAGLE, DSPARK or None.
         draft_default: what SGLANG_SM120_DRAFT_MOE says.
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
+        takes_names: this SGLang's flags accept registered runner names, hence ours.
+        cutlass_mxfp4: this SGLang's FlashInfer CUTLASS MXFP4 method runs on SM120.
+        mxfp4_for_all: this SGLang's `auto` means flashinfer_mxfp4 on SM120 whatever the experts are.
     """
 
     kind: str
@@ -77,6 +80,9 @@ class Launch:
     speculative: str | None = None
     draft_default: str = "auto"
     all_to_all: str = "none"
+    takes_names: bool = True
+    cutlass_mxfp4: bool = True
+    mxfp4_for_all: bool = False
 
     @property
     def rank_intermediate_size(self) -> int:
@@ -106,19 +112,18 @@ def route_target(launch: Launch) -> Route:
         return _nvfp4_target(launch)
     if launch.kind == "mxfp4":
         return _mxfp4_target(launch)
+    if launch.kind == "fp8" and launch.mxfp4_for_all and launch.target_runner == "auto" and launch.all_to_all == "none":
+        return Route("triton", "the experts are FP8; this SGLang's default on SM120 reads MXFP4 only")
     return Route(None, "its experts are not FP4")
 
 
 def route_draft(launch: Launch) -> Route:
     """The draft's runner, for a launch with speculative decoding. Raises RouteError as `route_target` does."""
-    asked = launch.draft_runner
     if launch.kind == "hybrid-nvfp4":
         return _hybrid_draft(launch)
-    if launch.kind == "mxfp4" and asked in MXFP4_REFUSED:
-        raise RouteError(_refusal(DRAFT_FLAG, asked, MXFP4_REFUSED[asked], MXFP4_WORKING))
-    if launch.kind == "mxfp4" and asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
-        raise RouteError(_refusal(DRAFT_FLAG, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
-    return Route(None, "SGLang's choice for the draft has kernels for SM120")
+    if launch.kind == "mxfp4":
+        return _mxfp4_draft(launch)
+    return Route(None, "its experts are not FP4")
 
 
 def _nvfp4_target(launch: Launch) -> Route:
@@ -143,27 +148,54 @@ def _nvfp4_target(launch: Launch) -> Route:
 
 def _mxfp4_target(launch: Launch) -> Route:
     asked = launch.target_runner
-    if asked in MXFP4_REFUSED:
-        raise RouteError(_refusal(TARGET_FLAG, asked, MXFP4_REFUSED[asked], MXFP4_WORKING))
-    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
-        raise RouteError(_refusal(TARGET_FLAG, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
-    if asked == "auto" and launch.all_to_all == "none" and not launch.fits_cutlass:
-        return Route(RUNNER, _cutlass_shapes(launch))
+    _refuse_mxfp4(launch, TARGET_FLAG, asked)
+    if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
+        return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
     return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
 
 
+def _mxfp4_draft(launch: Launch) -> Route:
+    source, asked = _asked_draft(launch)
+    _refuse_mxfp4(launch, source, asked)
+    if asked != "auto" and source != DRAFT_FLAG:
+        return Route(asked, f"{source} {asked} was asked for")
+    return Route(None, "SGLang's choice for the draft has kernels for SM120")
+
+
 def _hybrid_draft(launch: Launch) -> Route:
-    asked = launch.draft_runner if launch.draft_runner not in (None, "auto") else launch.draft_default
-    source = DRAFT_FLAG if launch.draft_runner not in (None, "auto") else "SGLANG_SM120_DRAFT_MOE"
-    if asked not in DRAFT_RUNNERS:
-        reason = NVFP4_REFUSED.get(asked, _NOT_MXFP4)
-        reason = _NOT_MXFP4 if reason == _NOT_NVFP4 else reason
-        raise RouteError(_refusal(source, asked, reason, MXFP4_WORKING))
-    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
-        raise RouteError(_refusal(source, asked, _cutlass_shapes(launch), (RUNNER, "marlin")))
+    source, asked = _asked_draft(launch)
+    if asked not in DRAFT_RUNNERS and asked not in MXFP4_REFUSED:
+        raise RouteError(_refusal(source, asked, _NOT_MXFP4, _mxfp4_working(launch)))
+    _refuse_mxfp4(launch, source, asked)
     if asked in ("auto", RUNNER):
         return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
     return Route(asked, f"{source} {asked} was asked for")
+
+
+def _asked_draft(launch: Launch) -> tuple[str, str]:
+    """Where the draft's runner was asked for, and which; SGLang's flag wins over our variable."""
+    if launch.draft_runner not in (None, "auto"):
+        return DRAFT_FLAG, str(launch.draft_runner)
+    return "SGLANG_SM120_DRAFT_MOE", launch.draft_default
+
+
+def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
+    """Raise RouteError when the runner asked for cannot run MXFP4 experts on SM120."""
+    if asked in MXFP4_REFUSED:
+        raise RouteError(_refusal(source, asked, MXFP4_REFUSED[asked], _mxfp4_working(launch)))
+    if asked == "flashinfer_mxfp4" and not launch.cutlass_mxfp4:
+        reason = "this SGLang's FlashInfer MXFP4 kernels are built for SM90 and SM100 only"
+        raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
+    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
+        raise RouteError(_refusal(source, asked, _cutlass_shapes(launch), _mxfp4_working(launch)))
+
+
+def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
+    """The runners of `MXFP4_WORKING` that this SGLang's flags and kernels have at this shape."""
+    missing = set() if launch.takes_names else {RUNNER}
+    if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
+        missing.add("flashinfer_mxfp4")
+    return tuple(runner for runner in MXFP4_WORKING if runner not in missing)
 
 
 def _cutlass_shapes(launch: Launch) -> str:

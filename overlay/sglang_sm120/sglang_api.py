@@ -5,25 +5,75 @@ Imports are inside the functions: a launcher must not import model code before S
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
+from sglang_sm120 import contracts
 from sglang_sm120.routing import Launch
+from sglang_sm120.settings import RUNNER
 
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 
+_MOE = "sglang.srt.layers.moe"
+# Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
+# top-k and graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean
+# it, because SGLang's own triton runner reads FP8.
+STAND_IN = "triton"
+
+
+def takes_runner_names() -> bool:
+    """Whether the runner flags accept registered names (SGLang 0.5.19 and later)."""
+    return contracts.find(f"{_MOE}.utils", "register_moe_runner_backend_name") is not None
+
+
+def has_cutlass_mxfp4() -> bool:
+    """Whether SGLang's FlashInfer CUTLASS MXFP4 method has SM120's activations (SGLang 0.5.16 and later)."""
+    runner = f"{_MOE}.moe_runner.flashinfer_cutlass"
+    return contracts.has_field(runner, "FlashInferCutlassMxfp4MoeQuantInfo", "mxfp4_weight_global_scale")
+
+
+def passes_nvfp4_clamp() -> bool:
+    """Whether SGLang hands `swiglu_limit` to FlashInfer's NVFP4 CUTLASS kernel (SGLang 0.5.21 and later)."""
+    runner = f"{_MOE}.moe_runner.flashinfer_cutlass"
+    return contracts.has_field(runner, "FlashInferCutlassMoeQuantInfo", "swiglu_limit")
+
+
+def defaults_to_mxfp4_for_all() -> bool:
+    """Whether `auto` on SM120 means flashinfer_mxfp4 for every DeepSeek-V4, FP8 experts too (SGLang 0.5.16 to 0.5.18).
+
+    There a pass over the resolved flags decides, which does not look at the checkpoint; before it chose marlin.
+    """
+    overrides = "sglang.srt.arg_groups.overrides"
+    return contracts.find(overrides, "_deepseek_v4_sm120_moe") is not None and has_cutlass_mxfp4()
+
+
+def flag_name(runner: str) -> str:
+    """The name that stands for a runner in SGLang's flags."""
+    return STAND_IN if runner == RUNNER and not takes_runner_names() else runner
+
 
 def resolving(server_args: Any) -> Any:
-    """Read view of the flags as resolved so far."""
-    from sglang.srt.arg_groups.overrides import resolving_view
-
+    """Read view of the flags as resolved so far; below SGLang 0.5.19 the flags themselves are written step by step."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
     return resolving_view(server_args)
+
+
+def resolving_model_config(server_args: Any) -> Any:
+    """The target's ModelConfig while flags are being resolved; SGLang keeps it."""
+    try:
+        from sglang.srt.arg_groups.overrides import model_config_of
+    except ImportError:
+        return server_args.get_model_config()
+    return model_config_of(server_args)
 
 
 def launch_facts(server_args: Any, draft_default: str) -> Launch:
     """What routing looks at, from flags that are being resolved."""
-    from sglang.srt.arg_groups.overrides import model_config_of
-
-    view, config = resolving(server_args), model_config_of(server_args)
+    view, config = resolving(server_args), resolving_model_config(server_args)
     text = config.hf_text_config
     return Launch(
         kind=expert_kind(config),
@@ -37,25 +87,31 @@ def launch_facts(server_args: Any, draft_default: str) -> Launch:
         speculative=view.speculative_algorithm,
         draft_default=draft_default,
         all_to_all=view.moe_a2a_backend,
+        takes_names=takes_runner_names(),
+        cutlass_mxfp4=has_cutlass_mxfp4(),
+        mxfp4_for_all=defaults_to_mxfp4_for_all(),
     )
 
 
 def target_kind(server_args: Any) -> str:
     """Format of the target's routed experts, from flags that are being resolved."""
-    from sglang.srt.arg_groups.overrides import model_config_of
-
-    return expert_kind(model_config_of(server_args))
+    return expert_kind(resolving_model_config(server_args))
 
 
 def expert_kind(model_config: Any) -> str:
     """Format of the target's routed experts, as SGLang's model configuration has it."""
-    from sglang.srt.environ import envs
-
     if model_config.nvfp4_moe_meta is not None:
         return "hybrid-nvfp4"
-    if model_config.is_fp4_experts and not envs.SGLANG_DSV4_FP4_DEQUANT.get():
-        return "mxfp4"
-    return "other"
+    if model_config.is_fp4_experts:
+        return "other" if _dequantizes_fp4() else "mxfp4"
+    return "fp8" if model_config.quantization == "fp8" else "other"
+
+
+def _dequantizes_fp4() -> bool:
+    from sglang.srt.environ import envs
+
+    switch = getattr(envs, "SGLANG_DSV4_FP4_DEQUANT", None)  # from SGLang 0.5.15
+    return switch is not None and bool(switch.get())
 
 
 def is_draft_prefix(prefix: str) -> bool:
@@ -70,10 +126,29 @@ def layer_runner(prefix: str) -> str:
     the draft's flag is read from the resolved configuration for both.
     """
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
-    from sglang.srt.runtime_context import get_spec
 
-    asked = get_spec().speculative_moe_runner_backend if is_draft_prefix(prefix) else None
+    asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
+    if asked == STAND_IN and not takes_runner_names():
+        return RUNNER
     return asked or get_moe_runner_backend().value
+
+
+def _published(field: str) -> Any:
+    """A flag of the configuration that this process runs with."""
+    try:
+        from sglang.srt.runtime_context import get_spec
+    except ImportError:
+        return getattr(_published_args(), field)
+    return getattr(get_spec(), field)
+
+
+def _published_args() -> Any:
+    """The flags that this process runs with, where SGLang keeps them in one object."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+    except ImportError:
+        from sglang.srt.server_args import get_global_server_args as get_server_args
+    return get_server_args()
 
 
 def register_runner_name(name: str) -> None:
@@ -105,8 +180,8 @@ def standard_topk(topk_output: Any) -> Any:
 def local_expert_ids(layer: Any, topk_ids: Any) -> Any:
     """Ids of this rank's experts, -1 elsewhere, whichever id space SGLang's dispatcher left them in.
 
-    The dispatcher of SGLang 0.5.23 maps ids to local ones for our method; dispatchers that are keyed on the global
-    runner keep global ids and say so with `skip_local_expert_mapping`.
+    The dispatcher of SGLang 0.5.23 maps ids to local ones for our method; earlier dispatchers are keyed on the global
+    runner (the target's, under DSpark), may keep global ids, and say so with `skip_local_expert_mapping`.
     """
     dispatcher = getattr(layer, "dispatcher", None)
     if layer.moe_ep_size == 1 or not getattr(dispatcher, "skip_local_expert_mapping", False):
@@ -138,9 +213,7 @@ def checkpoint_experts(layer: Any) -> list[int]:
 
 def loads_dummy_weights() -> bool:
     """Whether --load-format dummy leaves the packed bytes unset."""
-    from sglang.srt.runtime_context import get_server_args
-
-    return str(get_server_args().load_format) == "dummy"
+    return str(_published_args().load_format) == "dummy"
 
 
 def empty_for_all_reduce(like: Any) -> Any:
@@ -155,22 +228,53 @@ def empty_for_all_reduce(like: Any) -> Any:
 
 
 def resolve(server_args: Any) -> None:
-    """Run SGLang's resolution on parsed flags."""
-    server_args.resolve_once()
+    """Run SGLang's resolution on parsed flags; below SGLang 0.5.19 parsing has done it."""
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
 
 
 def resolved(server_args: Any, field: str) -> Any:
     """A flag's value after resolution."""
-    return server_args.resolved_dict().get(field)
+    if hasattr(server_args, "resolved_dict"):
+        return server_args.resolved_dict().get(field)
+    return getattr(server_args, field, None)
 
 
 def publish_as_scheduler(server_args: Any, rank: int = 0) -> None:
-    """Install the configuration in this process as the scheduler of a rank does."""
+    """Install the configuration in this process as the scheduler of a rank does, for one rank alone."""
+    from sglang.srt import runtime_context
     from sglang.srt.layers.moe.utils import initialize_moe_config
-    from sglang.srt.runtime_context import SpawnRanks, publish
 
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=rank))
-    initialize_moe_config()
+    if hasattr(runtime_context, "SpawnRanks"):
+        ranks = runtime_context.SpawnRanks(world_rank=rank, gpu_id=rank)
+        runtime_context.publish(server_args, role="scheduler", ranks=ranks)
+    else:
+        if hasattr(runtime_context, "publish"):
+            runtime_context.publish(server_args, role="scheduler")
+        else:
+            from sglang.srt.server_args import set_global_server_args_for_scheduler
+
+            set_global_server_args_for_scheduler(server_args)
+        _state_widths(server_args, rank)
+    initialize_moe_config(*([server_args] if inspect.signature(initialize_moe_config).parameters else []))
+
+
+_WIDTHS: list[Any] = []  # contexts that must stay open; a collected one would undo itself
+
+
+def _state_widths(server_args: Any, rank: int) -> None:
+    """Tell SGLang's parallel context what it would ask of process groups, which a rank alone does not have."""
+    from sglang.srt.runtime_context import get_parallel
+
+    tp, ep = resolved(server_args, "tp_size"), resolved(server_args, "ep_size")
+    attn_dp = resolved(server_args, "dp_size") if resolved(server_args, "enable_dp_attention") else 1
+    widths = {"world": (tp, rank), "tp": (tp, rank), "pp": (1, 0), "moe_dp": (1, 0), "attn_cp": (1, 0)}
+    widths |= {"moe_ep": (ep, rank // (tp // ep)), "moe_tp": (tp // ep, rank % (tp // ep))}
+    widths |= {"attn_dp": (attn_dp, rank // (tp // attn_dp)), "attn_tp": (tp // attn_dp, rank % (tp // attn_dp))}
+    stated = {f"{name}_size": size for name, (size, _) in widths.items()}
+    context = get_parallel().override(**stated, **{f"{name}_rank": at for name, (_, at) in widths.items()})
+    context.__enter__()
+    _WIDTHS.append(context)
 
 
 def model_config(server_args: Any, draft_path: str | None = None) -> Any:
@@ -185,9 +289,27 @@ def model_config(server_args: Any, draft_path: str | None = None) -> Any:
 def quantization_config(config: Any) -> Any:
     """What SGLang's loader builds from the checkpoint's quantization configuration."""
     from sglang.srt.configs.load_config import LoadConfig
-    from sglang.srt.model_loader.loader import _get_quantization_config
+    from sglang.srt.model_loader import loader
 
-    return _get_quantization_config(config, LoadConfig())
+    # The loader finds the model's class by importing all of SGLang's models; only DeepSeek-V4's are wanted here.
+    by_name, loader.get_model_architecture = loader.get_model_architecture, _deepseek_class
+    try:
+        return loader._get_quantization_config(config, LoadConfig())
+    finally:
+        loader.get_model_architecture = by_name
+
+
+def _deepseek_class(config: Any) -> tuple[type, str]:
+    """The class of SGLang's DeepSeek-V4 models that an architecture names."""
+    architecture = config.hf_config.architectures[0]
+    for name in ("deepseek_v4", "deepseek_v4_nextn", "deepseek_v4_dspark"):
+        if not contracts.has_module(f"sglang.srt.models.{name}"):
+            continue
+        entries = importlib.import_module(f"sglang.srt.models.{name}").EntryClass
+        for entry in entries if isinstance(entries, list) else [entries]:
+            if entry.__name__ == architecture:
+                return entry, architecture
+    raise ValueError(f"config.json: architectures {architecture}; this SGLang has no DeepSeek-V4 model of that name")
 
 
 def speculative_context() -> Any:
@@ -199,8 +321,6 @@ def speculative_context() -> Any:
 
 def runner_of(layer: Any) -> str | None:
     """The runner that a built FusedMoE reports; `sm120_triton` for our method, which runs its kernel directly."""
-    from sglang_sm120.settings import RUNNER
-
     if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
