@@ -152,10 +152,10 @@ def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool)
     model_config = resolve(directory, tp, ep, rank)
     model = build(model_config)
     layer, config = model.model.decoder.mlp.experts, model_config.hf_config
-    weights, first = shard(directory, tp, ep, rank)
     errors = []
     for seed in range(2 if update else 1):
         load(model, model_config)
+        weights, first = shard(directory, tp, ep, rank)
         with sglang_api.speculative_context(), sglang_api.simulated_rank():
             errors.append(compare(layer, weights, first, config, tokens, seed))
     return {

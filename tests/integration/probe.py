@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from sglang_sm120 import patching, plan_child, sglang_api, simulate
+from sglang_sm120 import contracts, patching, plan_child, sglang_api, simulate
 
 
 def targets():
@@ -25,6 +25,8 @@ def targets():
     seen = {}
     for patch in PATCHES:
         for target in patch.targets:
+            if contracts.find(target.module, target.qualname) is None:
+                continue  # of another release
             found = importlib.import_module(target.module)
             for part in target.qualname.split("."):
                 found = vars(found)[part]
