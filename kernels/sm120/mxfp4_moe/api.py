@@ -12,8 +12,8 @@ from .prepare import PreparedWeights
 
 ACTIVATIONS = ("bf16", "mxfp8")
 MAX_TOP_K = 32
-# Above this limit the intermediate could leave the range of the fast kernels (|h| <= limit**2 < 2**71).
-NARROW_LIMIT = 2.0**35
+# Above this limit the intermediate could leave the range of the fast kernels (|h| <= limit**2 < 2**27; see `gemm`).
+NARROW_LIMIT = 2.0**13
 
 
 def mxfp4_moe(
@@ -95,10 +95,10 @@ def _run(
     tables = {
         "RP": _power_of_two(routes) if p.scan else 1,
         "EP": 1 if p.scan else _power_of_two(experts),
-        "SB": schedule.SUPERBLOCKS,
         "SCAN": p.scan,
         "WIDE": w.wide_scales or limit > NARROW_LIMIT,
         "ASM": compiled,
+        "PREFETCH": pdl and p.prefetch > 0,
         **common,
     }
     h = torch.empty((routes, inter), dtype=torch.bfloat16, device=device)
@@ -106,13 +106,14 @@ def _run(
     t = p.gate_up
     gemm.gate_up.launch(
         (p.groups * -(-2 * inter // t.rows),), device, x, w.w13, _pairs(w.w13_scale), h, groups_ids, counts, x.stride(0),
-        limit, routes, experts, TOP_K=top_k, HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, STAGES=t.stages, QUANT=quantized,
+        limit, routes, experts, TOP_K=top_k, HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, SB=t.superblocks,
+        STAGES=t.stages, QUANT=quantized,
         num_warps=t.warps, **tables,
     )  # fmt: skip
     t = p.down
     gemm.down.launch(
         (p.groups * -(-hidden // t.rows),), device, h, w.w2, _pairs(w.w2_scale), o, groups_ids, counts, routes, experts,
-        HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, STAGES=t.stages, num_warps=t.warps, **tables,
+        p.prefetch, HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, SB=t.superblocks, STAGES=t.stages, num_warps=t.warps, **tables,
     )  # fmt: skip
     width = 1024 if hidden >= 1024 else _power_of_two(hidden)
     reduce.combine.launch(

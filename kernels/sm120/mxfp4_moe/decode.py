@@ -12,8 +12,11 @@ import triton.language as tl
 
 from . import layout
 
-_BF16_PTX, _BF16_CONSTRAINTS = layout.decode_ptx(layout.bf16_terms())
-BF16_PTX, BF16_CONSTRAINTS = tl.constexpr(_BF16_PTX), tl.constexpr(_BF16_CONSTRAINTS)
+_BF16 = layout.bf16_terms()
+# One assembly block per half: Triton 3.8 and later move only single-result blocks into the layout that the MMA wants, and
+# ptxas shares the rotations between the two anyway.
+BF16_LO, BF16_HI = tl.constexpr(layout.decode_ptx(_BF16[:2])), tl.constexpr(layout.decode_ptx(_BF16[2:]))
+TWO_OUTPUTS = tl.constexpr("=&r,=&r,r")
 # SOURCE as one number per bit of a code: eight 5-bit positions, for elements lo0 .. lo3 (bits 0 .. 19) and hi0 .. hi3.
 _POSITIONS = [
     sum(((layout.SOURCE[i // 2][bit] + 16 * (i % 2)) % 32) << 5 * i for i in range(8)) for bit in range(4)
@@ -48,9 +51,8 @@ def load_bf16_codes(w_ptr, offsets, byte, mask, MASKED: tl.constexpr, ASM: tl.co
             w = tl.load(w_ptr + offsets, mask=mask, other=0)
         else:
             w = tl.load(w_ptr + offsets)
-        lo, hi = tl.inline_asm_elementwise(
-            BF16_PTX, BF16_CONSTRAINTS, [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
+        lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+        hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
         first = offsets - byte % 4
         word = tl.full(first.shape, 0, tl.int64)
@@ -85,6 +87,19 @@ def times_power_of_two(x, EXPONENT: tl.constexpr):
         dtype=tl.bfloat16,
         is_pure=True,
         pack=2,
+    )
+
+
+@triton.jit
+def prefetch_to_l2(ptrs):
+    """Ask for the cache lines that hold the given addresses; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [ptrs.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )
 
 

@@ -6,9 +6,9 @@ activation is read from shared memory by exactly one warp, and the partial sums 
 the codes as bf16 without their scales; one multiply-add per accumulator and block of 32 applies the scale in float32.
 
 Range. A decoded code is its value times 2**-126. To keep products away from the bottom of the float32 range activations
-are multiplied by 2**56 on the way in and sums by 2**70 on the way out, all exact, for activations below 2**71 in magnitude
-(larger ones become infinite). WIDE lifts that limit and is exact for every scale byte; it costs one more multiplication
-per two weights.
+are multiplied by 2**SHIFT on the way in and sums by 2**(126 - SHIFT) on the way out, all exact, for activations below
+2**(127 - SHIFT) in magnitude (larger ones become infinite): SHIFT is 56 for x, and 100 for the intermediate, which a
+clamp bounds. WIDE lifts that limit and is exact for every scale byte; it costs one more multiplication per two weights.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import load_bf16_codes, round_to_mxfp8, scale_to_float32, times_power_of_two, to_bf16
+from .decode import load_bf16_codes, prefetch_to_l2, round_to_mxfp8, scale_to_float32, times_power_of_two, to_bf16
 from .routing import own_group_by_scan, own_group_by_table
 from .runtime import kernel
 
 X_SHIFT = tl.constexpr(56)
+H_SHIFT = tl.constexpr(100)
 WIDE_SHIFT = tl.constexpr(63)
 
 
@@ -33,17 +34,17 @@ def _codes(w_ptr, w_offs, byte, mask, MASKED: tl.constexpr, WIDE: tl.constexpr, 
 
 
 @triton.jit
-def _activations(ptrs, mask, WIDE: tl.constexpr, ASM: tl.constexpr):
+def _activations(ptrs, mask, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
     x = tl.load(ptrs, mask=mask, other=0.0)
     if not ASM:
         x = x.to(tl.float32)
     elif not WIDE:
-        x = times_power_of_two(x, X_SHIFT)
+        x = times_power_of_two(x, SHIFT)
     return x
 
 
 @triton.jit
-def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """The last 32 columns where K is an odd multiple of 32: 16 codes as lo, 16 as hi, one scale. Batch entry 0 only."""
     batch, byte = tl.arange(0, SB), tl.arange(0, 32)
     first = (batch == 0)[:, None, None]
@@ -55,15 +56,15 @@ def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: t
     scale = scale_to_float32((pair >> 8 * (row % 2)) & 255, WIDE)[None, :, None]
     x_ptrs = x_rows[None, None, :] + (K // 64 * 64) + byte[None, :, None] + batch[:, None, None] * 0
     x_mask = first & (byte < 16)[None, :, None] & valid[None, None, :]
-    product = tl.dot(lo, _activations(x_ptrs, x_mask, WIDE, ASM))
-    product = tl.dot(hi, _activations(x_ptrs + 16, x_mask, WIDE, ASM), product)
+    product = tl.dot(lo, _activations(x_ptrs, x_mask, SHIFT, WIDE, ASM))
+    product = tl.dot(hi, _activations(x_ptrs + 16, x_mask, SHIFT, WIDE, ASM), product)
     return acc + product * tl.where(first, scale, 0.0)
 
 
 @triton.jit
 def accumulate(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT]."""
     row = tile * BN + tl.arange(0, BN)
@@ -86,18 +87,18 @@ def accumulate(
             x_mask = valid[None, None, :]
             lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
             pair = tl.load(s_ptr + s_offs).to(tl.int32)
-        x_lo = _activations(x_ptrs, x_mask, WIDE, ASM)
-        x_hi = _activations(x_ptrs + 32, x_mask, WIDE, ASM)
+        x_lo = _activations(x_ptrs, x_mask, SHIFT, WIDE, ASM)
+        x_hi = _activations(x_ptrs + 32, x_mask, SHIFT, WIDE, ASM)
         acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
         acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
         w_offs += SB * 1024
         s_offs += SB * 32
         x_ptrs += SB * 64
     if K % 64 != 0:
-        acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K, N, SB, WIDE, ASM)
+        acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K, N, SB, SHIFT, WIDE, ASM)
     total = tl.sum(acc, 0)
     if ASM:
-        total *= 2.0 ** (126 - (WIDE_SHIFT if WIDE else X_SHIFT))
+        total *= 2.0 ** (126 - (WIDE_SHIFT if WIDE else SHIFT))
     return total
 
 
@@ -127,7 +128,7 @@ def gate_up(
     x_ptr, w_ptr, s_ptr, h_ptr, ids_ptr, counts_ptr, x_stride, limit, num_routes, num_experts, TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr, WIDE: tl.constexpr,
-    ASM: tl.constexpr, PDL: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
     TILES: tl.constexpr = (2 * INTER + BN - 1) // BN
@@ -136,6 +137,12 @@ def gate_up(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if PREFETCH and SCAN:
+        expert = tl.load(ids_ptr + pid // TILES).to(tl.int32)
+        if (expert >= 0) & (expert < num_experts):
+            line = tl.arange(0, 2 * BN)  # the first 8 KiB of each 32 rows
+            offs = (tile * BN + line // 64 * 32) // 32 * (16 * HIDDEN) + line % 64 * 128
+            prefetch_to_l2(w_ptr + expert.to(tl.int64) * (INTER * HIDDEN) + tl.minimum(offs, INTER * HIDDEN - 1))
     expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
     if count == 0:
         return
@@ -143,7 +150,7 @@ def gate_up(
     x_rows = x_ptr + (routes // TOP_K).to(tl.int64) * x_stride
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 32)
-    acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, WIDE, ASM)
+    acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, X_SHIFT, WIDE, ASM)
     halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
     gate, up = tl.split(halves)
     hidden = tl.reshape(clamped_swiglu(gate, up, limit), (BN // 2, BT))
@@ -156,17 +163,17 @@ def gate_up(
 
 @kernel
 def down(
-    h_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts, HIDDEN: tl.constexpr, INTER: tl.constexpr,
-    RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, STAGES: tl.constexpr,
-    SCAN: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    h_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts, prefetching_programs,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""
     TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
     pid = tl.program_id(0)
     tile = pid % TILES
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    # Neither the routing nor the weights depend on the first product: with dependent launch they are fetched during its
+    # tail, by the programs that find room beside it.
     expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
     if count == 0:
         return
@@ -174,7 +181,14 @@ def down(
     h_rows = h_ptr + routes.to(tl.int64) * INTER
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 2)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 64)
-    acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, WIDE, ASM)
+    if PDL:
+        if PREFETCH and pid < prefetching_programs:
+            LINES: tl.constexpr = (BN * INTER // 2 + 127) // 128
+            line = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1)
+            prefetch_to_l2(w_ptr + tl.minimum((tile * LINES + line) * 128, INTER * HIDDEN // 2 - 1))
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, WIDE, ASM)
     row = tile * BN + tl.arange(0, BN)
     offs = routes.to(tl.int64)[None, :] * HIDDEN + row[:, None]
     mask = valid[None, :] & (row < HIDDEN)[:, None]

@@ -55,13 +55,20 @@ def fp8_terms() -> list[Terms]:
     ]
 
 
-def decode_ptx(outputs: list[Terms]) -> tuple[str, str]:
-    """PTX text and constraints for `tl.inline_asm_elementwise`: one packed word in, one register per output out."""
+def decode_ptx(outputs: list[Terms]) -> str:
+    """PTX for `tl.inline_asm_elementwise`: one packed word in, one register per output out.
+
+    Outputs need early-clobber constraints ("=&r"): one is written before the word is read for the last time.
+    """
     count = len(outputs)
     word = f"${count}"
-    rotations = sorted({r for terms in outputs for r in terms if r})
-    lines = ["{", ".reg .b32 " + ", ".join(f"r{r}" for r in rotations) + ";"]
-    lines += [f"shf.l.wrap.b32 r{r}, {word}, {word}, {r};" for r in rotations]
+    moved: Terms = {}  # rotation -> all bits that it brings to their place, over the outputs
+    for terms in outputs:
+        for rotation, mask in terms.items():
+            moved[rotation] = moved.get(rotation, 0) | mask
+    moved.pop(0, None)
+    lines = ["{", ".reg .b32 " + ", ".join(f"r{r}" for r in moved) + ";"]
+    lines += [f"{_rotation_ptx(r, mask)} r{r}, {_rotation_operands(r, mask, word)};" for r, mask in moved.items()]
     for i, terms in enumerate(outputs):
         for n, (rotation, mask) in enumerate(terms.items()):
             source = f"r{rotation}" if rotation else word
@@ -69,8 +76,21 @@ def decode_ptx(outputs: list[Terms]) -> tuple[str, str]:
                 lines.append(f"and.b32 ${i}, {source}, {mask:#010x};")
             else:  # 0xEA: (a & b) | c
                 lines.append(f"lop3.b32 ${i}, {source}, {mask:#010x}, ${i}, 0xEA;")
-    # Early clobber: an output is written before the word is read for the last time.
-    return "\n".join([*lines, "}"]), ",".join(["=&r"] * count + ["r"])
+    return "\n".join([*lines, "}"])
+
+
+def _rotation_ptx(rotation: int, mask: int) -> str:
+    """A plain shift where no wanted bit wraps round: SM90 can do left shifts in the multiplier, which is idle here."""
+    if mask >> rotation << rotation == mask:
+        return "shl.b32"
+    return "shr.u32" if mask >> rotation == 0 else "shf.l.wrap.b32"
+
+
+def _rotation_operands(rotation: int, mask: int, word: str) -> str:
+    operation = _rotation_ptx(rotation, mask)
+    if operation == "shl.b32":
+        return f"{word}, {rotation}"
+    return f"{word}, {32 - rotation}" if operation == "shr.u32" else f"{word}, {word}, {rotation}"
 
 
 def _signed(mask: int) -> int:

@@ -13,24 +13,40 @@ from .runtime import kernel
 
 
 @triton.jit
+def _bits_set(word):
+    """Population count of an int64, by the usual sums of neighbouring fields (bit 63 must be clear)."""
+    word = word - ((word >> 1) & 0x5555555555555555)
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word += word >> 8
+    word += word >> 16
+    word += word >> 32
+    return (word & 127).to(tl.int32)
+
+
+@triton.jit
 def own_group_by_scan(ids_ptr, route, num_routes, num_experts, RP: tl.constexpr, BT: tl.constexpr):
     """(expert, routes [BT], count): the group that begins with `route`, or count 0 if an earlier route begins it.
 
-    Scans all ids (RP >= num_routes, a power of two), so it needs no sort and no earlier launch.
+    Scans all ids (RP >= num_routes, a power of two up to 64, num_routes < 64), so it needs no sort and no earlier
+    launch. The routes of the expert become the bits of one number; the rest is arithmetic without exchange.
     """
     offs = tl.arange(0, RP)
     ids = tl.load(ids_ptr + offs, mask=offs < num_routes, other=-1)
     own = tl.load(ids_ptr + route)
     in_range = (own >= 0) & (own < num_experts)
-    same = (ids == own) & (offs < num_routes) & in_range
-    before = tl.sum((same & (offs < route)).to(tl.int32), 0)
-    total = tl.sum(same.to(tl.int32), 0)
-    rank = tl.cumsum(same.to(tl.int32), 0) - 1
+    same = (ids == own) & (offs < num_routes)
+    bit = tl.full((), 1, tl.int64)
+    routes_set = tl.sum(tl.where(same, bit << offs.to(tl.int64), 0), 0)
+    before = _bits_set(routes_set & ((bit << route.to(tl.int64)) - 1))
+    left = routes_set & -(bit << route.to(tl.int64))
+    count = tl.where((before % BT == 0) & in_range, tl.minimum(_bits_set(left), BT), 0)
     slot = tl.arange(0, BT)
-    hit = same[:, None] & (rank[:, None] == before + slot[None, :])
-    routes = tl.sum(tl.where(hit, offs[:, None], 0), 0)
-    count = tl.where((before % BT == 0) & in_range, tl.minimum(total - before, BT), 0)
-    return own.to(tl.int32), routes, count
+    rest = left + tl.full((BT,), 0, tl.int64)
+    for i in tl.static_range(BT - 1):
+        rest = tl.where(slot > i, rest & (rest - 1), rest)
+    routes = _bits_set((rest & -rest) - 1)
+    return own.to(tl.int32), tl.where(slot < count, routes, 0), count
 
 
 @triton.jit

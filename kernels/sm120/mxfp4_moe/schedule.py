@@ -7,9 +7,8 @@ import functools
 
 import torch
 
-SCAN_LIMIT = 128  # routes up to which each program finds its group by scanning the ids
+SCAN_LIMIT = 63  # routes up to which each program finds its group by scanning the ids (they fit one int64)
 CHUNK_TOKENS = 4096  # prefill goes in chunks: with top-8 and H 7168 the two workspaces stay under 512 MiB
-SUPERBLOCKS = 4  # of 64 columns a step: one per warp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +17,7 @@ class Tile:
     tokens: int
     stages: int
     warps: int = 4
+    superblocks: int = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Plan:
     gate_up: Tile
     down: Tile
     partial: torch.dtype
+    prefetch: int = 0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,112 @@
+"""Random MXFP4 layers, routings and timing shared by the kernel benchmarks. Needs a CUDA GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+DEVICE = "cuda"
+SHAPES = {  # experts, hidden, intermediate of one rank, top_k
+    "v4-flash-tp1": (256, 4096, 2048, 6),
+    "v4-flash-tp2": (256, 4096, 1024, 6),
+    "v4-flash-tp4": (256, 4096, 512, 6),
+    "v4-flash-tp8": (256, 4096, 256, 6),
+    "v4-pro-tp2": (384, 7168, 1536, 6),
+    "v4-pro-tp4": (384, 7168, 768, 6),
+    "v4-pro-tp8": (384, 7168, 384, 6),
+    "v4.1-flash-tp1": (384, 5120, 2304, 6),
+    "v4.1-flash-tp4": (384, 5120, 576, 6),
+    "v4.1-flash-tp8": (384, 5120, 288, 6),
+}
+ROUTINGS = ("uniform", "skewed", "speculative")
+Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def random_weights(experts: int, hidden: int, inter: int, seed: int = 0) -> Weights:
+    """Checkpoint layout. With these scales (2**-8 .. 2**-5) a few percent of the gates and ups reach a clamp at 10."""
+    g = torch.Generator(device=DEVICE).manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, device=DEVICE, generator=g)
+
+    return (
+        draw(0, 256, experts, 2 * inter, hidden // 2),
+        draw(119, 123, experts, 2 * inter, hidden // 32),
+        draw(0, 256, experts, hidden, inter // 2),
+        draw(119, 123, experts, hidden, inter // 32),
+    )
+
+
+def case(tokens: int, experts: int, hidden: int, top_k: int, routing: str = "uniform", seed: int = 0) -> Case:
+    """x, topk_ids, topk_weights of one call. With few tokens, calls of neighbouring seeds use different experts."""
+    g = torch.Generator(device=DEVICE).manual_seed(1000 + seed)
+    x = torch.randn(tokens, hidden, device=DEVICE, dtype=torch.bfloat16, generator=g)
+    if routing == "skewed":
+        # expert e is drawn with weight 1 / (1 + e / 4): with 256 experts the hottest gets about 24 times the mean
+        weight = 1 / (1 + torch.arange(experts, device=DEVICE) / 4)
+        ids = torch.multinomial(weight.expand(tokens, experts), top_k, generator=g)
+    elif routing == "speculative":
+        # groups of four tokens that take, slot by slot, their leader's expert with probability 0.7
+        leader = torch.arange(tokens, device=DEVICE) // 4 * 4
+        ids = torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
+        keep = torch.rand(tokens, top_k, device=DEVICE, generator=g) < 0.7
+        ids = torch.where(keep, ids[leader], ids)
+    elif tokens * top_k <= 64:
+        order = torch.randperm(experts, device=DEVICE, generator=torch.Generator(device=DEVICE).manual_seed(7))
+        ids = order[(torch.arange(tokens * top_k, device=DEVICE) + seed * tokens * top_k) % experts].view(tokens, top_k)
+    else:
+        ids = torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
+    weights = torch.rand(tokens, top_k, device=DEVICE, generator=g) + 0.1
+    return x, ids.to(torch.int32).contiguous(), (weights / weights.sum(-1, keepdim=True)).float()
+
+
+def copy_bandwidth(gib: int = 4, repeats: int = 10) -> float:
+    """Bytes read plus written per second by a large device-to-device copy, median."""
+    a = torch.randint(0, 255, (gib << 30,), dtype=torch.uint8, device=DEVICE)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / statistics.median(time_events(lambda: b.copy_(a), repeats)) * 1e6
+
+
+def matmul_rate(n: int = 8192, repeats: int = 10) -> float:
+    """FLOP per second of a large bf16 matrix product on random data, median."""
+    a, b = (torch.randn(n, n, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * n**3 / statistics.median(time_events(lambda: a @ b, repeats)) * 1e6
+
+
+def time_events(run: Callable[[], object], repeats: int, warm: int = 3) -> list[float]:
+    """Microseconds of each of `repeats` runs."""
+    times = []
+    for i in range(repeats + warm):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        if i >= warm:
+            times.append(start.elapsed_time(end) * 1e3)
+    return times
+
+
+def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """One graph of all calls, in order."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def calls_for(tokens: int, top_k: int) -> int:
+    """How many calls a graph needs so that no weight byte is still in L2 when it comes round again."""
+    return max(4, min(16, 256 // (tokens * top_k)))
+
+
+def bytes_moved(ids: torch.Tensor, experts: int, hidden: int, inter: int) -> int:
+    """Weights and scales of the experts hit, input and output."""
+    hit = int(ids[(ids >= 0) & (ids < experts)].unique().numel())
+    return hit * 3 * hidden * inter * 17 // 32 + 4 * ids.shape[0] * hidden
