@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 
-from sglang_sm120 import report, sglang_api
+from sglang_sm120 import metrics, report, sglang_api
 from sglang_sm120.kernels.sm120 import mxfp4_moe
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.shard_ledger import ShardLedger
@@ -139,6 +139,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         report.once(
             ("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)"
         )
+        metrics.count_dispatch(role, RUNNER)
         topk = sglang_api.standard_topk(dispatch_output.topk_output)
         hidden = dispatch_output.hidden_states
         out = sglang_api.empty_for_all_reduce(hidden)
