@@ -75,6 +75,7 @@ def _run(
     tokens, hidden, inter, experts, top_k = x.shape[0], w.hidden_size, w.intermediate_size, w.num_experts, ids.shape[1]
     device, routes = x.device, tokens * top_k
     quantized = activation == "mxfp8"
+    wide = w.wide_scales or limit > NARROW_LIMIT
     p = schedule.plan(tokens, top_k, experts, hidden, inter, schedule.sm_count(device), quantized, invariant)
     pdl = _has_pdl(device)
     compiled = device.type == "cuda"
@@ -96,7 +97,8 @@ def _run(
         "RP": _power_of_two(routes) if p.scan else 1,
         "EP": 1 if p.scan else _power_of_two(experts),
         "SCAN": p.scan,
-        "WIDE": w.wide_scales or limit > NARROW_LIMIT,
+        "SCALED": p.scaled and not wide,
+        "WIDE": wide,
         "ASM": compiled,
         "PREFETCH": pdl and p.prefetch > 0,
         **common,

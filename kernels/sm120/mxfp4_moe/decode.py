@@ -91,6 +91,24 @@ def times_power_of_two(x, EXPONENT: tl.constexpr):
 
 
 @triton.jit
+def times_scale(codes, byte, ASM: tl.constexpr):
+    """Decoded codes times their scale, bf16: value * 2**(byte - 127) * 2**-64. Exact for bytes 66 .. 192."""
+    if ASM:
+        factor = ((byte + 62) << 7).to(tl.uint16).to(tl.bfloat16, bitcast=True)  # 2**(byte - 65)
+        y = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;",
+            "=r,r,r",
+            [codes, tl.broadcast_to(factor[:, :, None], codes.shape)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        y = codes * scale_to_float32(byte, False)[:, :, None]
+    return y
+
+
+@triton.jit
 def prefetch_to_l2(ptrs):
     """Ask for the cache lines that hold the given addresses; nothing waits for them."""
     tl.inline_asm_elementwise(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import load_bf16_codes, prefetch_to_l2, round_to_mxfp8, scale_to_float32, times_power_of_two, to_bf16
+from .decode import load_bf16_codes, prefetch_to_l2, round_to_mxfp8, scale_to_float32, times_power_of_two, times_scale, to_bf16
 from .routing import own_group_by_scan, own_group_by_table
 from .runtime import kernel
 
@@ -34,17 +34,20 @@ def _codes(w_ptr, w_offs, byte, mask, MASKED: tl.constexpr, WIDE: tl.constexpr, 
 
 
 @triton.jit
-def _activations(ptrs, mask, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+def _activations(ptrs, mask, SHIFT: tl.constexpr, ASM: tl.constexpr):
     x = tl.load(ptrs, mask=mask, other=0.0)
     if not ASM:
         x = x.to(tl.float32)
-    elif not WIDE:
+    elif SHIFT != 0:
         x = times_power_of_two(x, SHIFT)
     return x
 
 
 @triton.jit
-def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+def _last_block(
+    acc, w_ptr, s_ptr, x_rows, row, valid, N: tl.constexpr, K: tl.constexpr, SB: tl.constexpr, SHIFT: tl.constexpr,
+    SCALED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The last 32 columns where K is an odd multiple of 32: 16 codes as lo, 16 as hi, one scale. Batch entry 0 only."""
     batch, byte = tl.arange(0, SB), tl.arange(0, 32)
     first = (batch == 0)[:, None, None]
@@ -53,18 +56,23 @@ def _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K: tl.constexpr, N, SB: t
     lo, hi = _codes(w_ptr, w_offs + batch[:, None, None] * 0, byte[None, None, :], w_mask, True, WIDE, ASM)
     s_offs = (row // 32) * (K // 2) + (K // 64 * 64 + row % 32) // 2
     pair = tl.load(s_ptr + s_offs, mask=row < N, other=0).to(tl.int32)
-    scale = scale_to_float32((pair >> 8 * (row % 2)) & 255, WIDE)[None, :, None]
+    scale = ((pair >> 8 * (row % 2)) & 255)[None, :] + batch[:, None] * 0
     x_ptrs = x_rows[None, None, :] + (K // 64 * 64) + byte[None, :, None] + batch[:, None, None] * 0
     x_mask = first & (byte < 16)[None, :, None] & valid[None, None, :]
-    product = tl.dot(lo, _activations(x_ptrs, x_mask, SHIFT, WIDE, ASM))
-    product = tl.dot(hi, _activations(x_ptrs + 16, x_mask, SHIFT, WIDE, ASM), product)
-    return acc + product * tl.where(first, scale, 0.0)
+    x_lo, x_hi = _activations(x_ptrs, x_mask, SHIFT, ASM), _activations(x_ptrs + 16, x_mask, SHIFT, ASM)
+    if SCALED:
+        acc = tl.dot(times_scale(lo, scale, ASM), x_lo, acc)
+        acc = tl.dot(times_scale(hi, scale, ASM), x_hi, acc)
+    else:
+        factor = tl.where(first, scale_to_float32(scale, WIDE)[:, :, None], 0.0)
+        acc += tl.dot(hi, x_hi, tl.dot(lo, x_lo)) * factor
+    return acc
 
 
 @triton.jit
 def accumulate(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SHIFT: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT]."""
     row = tile * BN + tl.arange(0, BN)
@@ -74,6 +82,8 @@ def accumulate(
     s_offs = ((row // 32) * (K // 2) + row % 32)[None, :] + (batch * 32)[:, None]
     x_ptrs = x_rows[None, None, :] + (batch * 64)[:, None, None] + byte[None, :, None]
     acc = tl.full((SB, BN, BT), 0.0, tl.float32)
+    IN: tl.constexpr = 0 if SCALED or WIDE or not ASM else SHIFT
+    OUT: tl.constexpr = (64 if SCALED else 126 - (WIDE_SHIFT if WIDE else SHIFT)) if ASM else 0
     SUPERBLOCKS: tl.constexpr = K // 64
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
     for step in tl.range(0, (SUPERBLOCKS + SB - 1) // SB, num_stages=STAGES):
@@ -87,19 +97,21 @@ def accumulate(
             x_mask = valid[None, None, :]
             lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
             pair = tl.load(s_ptr + s_offs).to(tl.int32)
-        x_lo = _activations(x_ptrs, x_mask, SHIFT, WIDE, ASM)
-        x_hi = _activations(x_ptrs + 32, x_mask, SHIFT, WIDE, ASM)
-        acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
-        acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+        x_lo = _activations(x_ptrs, x_mask, IN, ASM)
+        x_hi = _activations(x_ptrs + 32, x_mask, IN, ASM)
+        if SCALED:
+            acc = tl.dot(times_scale(lo, pair & 255, ASM), x_lo, acc)
+            acc = tl.dot(times_scale(hi, (pair >> 8) & 255, ASM), x_hi, acc)
+        else:
+            acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
+            acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
         w_offs += SB * 1024
         s_offs += SB * 32
         x_ptrs += SB * 64
     if K % 64 != 0:
-        acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, K, N, SB, SHIFT, WIDE, ASM)
+        acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, N, K, SB, IN, SCALED, WIDE, ASM)
     total = tl.sum(acc, 0)
-    if ASM:
-        total *= 2.0 ** (126 - (WIDE_SHIFT if WIDE else SHIFT))
-    return total
+    return total * 2.0**OUT
 
 
 @triton.jit
@@ -127,7 +139,7 @@ def _own_group(
 def gate_up(
     x_ptr, w_ptr, s_ptr, h_ptr, ids_ptr, counts_ptr, x_stride, limit, num_routes, num_experts, TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr, WIDE: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
@@ -150,7 +162,7 @@ def gate_up(
     x_rows = x_ptr + (routes // TOP_K).to(tl.int64) * x_stride
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 32)
-    acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, X_SHIFT, WIDE, ASM)
+    acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, X_SHIFT, SCALED, WIDE, ASM)
     halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
     gate, up = tl.split(halves)
     hidden = tl.reshape(clamped_swiglu(gate, up, limit), (BN // 2, BT))
@@ -165,7 +177,7 @@ def gate_up(
 def down(
     h_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts, prefetching_programs,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""
@@ -188,7 +200,7 @@ def down(
             prefetch_to_l2(w_ptr + tl.minimum((tile * LINES + line) * 128, INTER * HIDDEN // 2 - 1))
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, WIDE, ASM)
+    acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, SCALED, WIDE, ASM)
     row = tile * BN + tl.arange(0, BN)
     offs = routes.to(tl.int64)[None, :] * HIDDEN + row[:, None]
     mask = valid[None, :] & (row < HIDDEN)[:, None]

@@ -15,9 +15,9 @@ CHUNK_TOKENS = 4096  # prefill goes in chunks: with top-8 and H 7168 the two wor
 class Tile:
     rows: int
     tokens: int
-    stages: int
-    warps: int = 4
-    superblocks: int = 4
+    stages: int = 3
+    warps: int = 2
+    superblocks: int = 2  # of 64 columns, in one step; a warp takes one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Plan:
     down: Tile
     partial: torch.dtype
     prefetch: int = 0
+    scaled: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -38,21 +39,21 @@ def plan(
     routes = tokens * top_k
     scan = routes <= SCAN_LIMIT
     expected = routes / experts
-    width = 8 if expected <= 4 else 16 if expected <= 12 else 32
+    width = 8 if expected <= 8 else 16 if expected <= 16 else 32
     groups = routes if scan else min(routes, min(routes, experts) + routes // width)
     wide = torch.float32 if invariant or tokens <= 512 else torch.bfloat16
     active = min(routes, experts)
     return Plan(
         scan,
         groups,
-        Tile(_rows(2 * inter, active, sms, 64 if quantized else 16), width, 4),
-        Tile(_rows(hidden, active, sms, 16), width, 4),
+        Tile(_rows(2 * inter, active, sms, 64 if quantized else 16), width),
+        Tile(_rows(hidden, active, sms, 16), width),
         wide,
     )
 
 
 def _rows(total: int, active: int, sms: int, least: int) -> int:
-    """The largest tile that still gives every SM two programs."""
+    """The largest tile that still gives every SM two programs of two warps."""
     for rows in (64, 32):
         if rows <= least or -(-total // rows) * active >= 2 * sms:
             return rows
