@@ -1,5 +1,19 @@
 """The patches, in the order in which they are applied. Importing this applies nothing and imports no SGLang."""
 
-from sglang_sm120.patches import deepseek_v4_gate, mxfp4_experts, mxfp4_nextn, runner_name
+from sglang_sm120.patches import (
+    cutlass_swiglu_limit,
+    deepseek_v4_gate,
+    marlin_routed_scaling,
+    mxfp4_experts,
+    mxfp4_nextn,
+    runner_name,
+)
 
-PATCHES = (runner_name.PATCH, deepseek_v4_gate.PATCH, mxfp4_nextn.PATCH, mxfp4_experts.PATCH)
+PATCHES = (
+    runner_name.PATCH,
+    deepseek_v4_gate.PATCH,
+    cutlass_swiglu_limit.PATCH,
+    marlin_routed_scaling.PATCH,
+    mxfp4_nextn.PATCH,
+    mxfp4_experts.PATCH,
+)

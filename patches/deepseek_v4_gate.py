@@ -197,7 +197,7 @@ PATCH = Patch(
     ),
     untouched=(
         "runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8 experts, but in "
-        "SGLang 0.5.16 to 0.5.18, whose default on SM120 reads FP8 experts as MXFP4, `auto` becomes `triton` for them"
+        "SGLang 0.5.14 to 0.5.18, whose default on SM120 has no kernel for them, `auto` becomes `triton`"
     ),
     remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,

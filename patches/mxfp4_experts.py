@@ -8,9 +8,8 @@ from typing import Any
 
 from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
-from sglang_sm120.patches.common import METHOD_BASE
+from sglang_sm120.patches.common import METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
-from sglang_sm120.report import Decision
 from sglang_sm120.settings import RUNNER, Settings
 
 NAME = "mxfp4_experts"
@@ -53,16 +52,11 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Cal
                 f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: "
                 f"{routing.MXFP4_REFUSED[runner]}. Pass {flag} {' or '.join(routing.MXFP4_WORKING)}"
             )
-        if runner != RUNNER:
+        # EAGLE has swapped the runner, so SGLang has done what the flag says, unless it says ours.
+        ignored = role == "draft" and runner in ("marlin", "flashinfer_mxfp4") and runner != sglang_api.global_runner()
+        if runner != RUNNER and not ignored:
             return method
-        from sglang_sm120.moe_method import Sm120Mxfp4MoEMethod
-
-        ours = Sm120Mxfp4MoEMethod(prefix, settings.activation)
-        known = report.decision(role)
-        reason = known.reason if known and known.runner == RUNNER else f"{RUNNER} was asked for"
-        report.decide("dispatch", Decision(role, RUNNER, NAME, reason))
-        report.once((role, RUNNER), f"MoE {role}: {type(ours).__name__} ({RUNNER}) for {prefix}")
-        return ours
+        return mxfp4_method(self, prefix, runner, NAME, f"{runner} was asked for", settings)
 
     return get_quant_method
 
@@ -94,7 +88,7 @@ PATCH = Patch(
     ),
     why="the method is chosen in a chain of built-in runner names; a registered name falls through to the FP8 method",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
-    untouched="every layer whose runner is not `sm120_triton`",
+    untouched="every layer that SGLang gives the runner its flag names; under DSpark SGLang ignores the draft's flag",
     remove_when="upstream asks a registry for the MoE method of a registered runner name",
     install=install,
 )

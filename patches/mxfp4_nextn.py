@@ -8,9 +8,8 @@ from typing import Any
 
 from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
-from sglang_sm120.patches.common import METHOD_BASE
+from sglang_sm120.patches.common import METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
-from sglang_sm120.report import Decision
 from sglang_sm120.settings import RUNNER, Settings
 
 NAME = "mxfp4_nextn"
@@ -40,7 +39,7 @@ def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
             return _target(original(self, layer, prefix) if _target_runs(prefix) else None)
         if not self.is_fp4_experts:
             return original(self, layer, prefix)
-        return _draft(self, layer, prefix, settings)
+        return _draft(self, prefix, settings)
 
     return get_quant_method
 
@@ -67,28 +66,11 @@ def _target(method: Any) -> Any:
     return method
 
 
-def _draft(config: Any, layer: Any, prefix: str, settings: Settings) -> Any:
-    from sglang.srt.layers.quantization.fp8 import Fp8MoEMethod
-
+def _draft(config: Any, prefix: str, settings: Settings) -> Any:
     runner = sglang_api.layer_runner(prefix)
-    role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
-    if runner == "marlin" and role == "draft":
-        from sglang.srt.layers.quantization.mxfp4_marlin_moe import Mxfp4MarlinMoEMethod
-
-        method: Any = Mxfp4MarlinMoEMethod(Fp8MoEMethod(config), prefix=prefix)
-    elif runner == "flashinfer_mxfp4" and sglang_api.has_cutlass_mxfp4():
-        from sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe import Mxfp4FlashinferCutlassMoEMethod
-
-        method = Mxfp4FlashinferCutlassMoEMethod(Fp8MoEMethod(config), prefix=prefix)
-    else:
-        from sglang_sm120.moe_method import Sm120Mxfp4MoEMethod
-
-        runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
-    known = report.decision(role)
-    reason = known.reason if known and known.runner == runner else f"MXFP4 experts of a hybrid checkpoint ({prefix})"
-    report.decide("dispatch", Decision(role, runner, NAME, reason))
-    report.once((role, runner), f"MoE {role}: {type(method).__name__} ({runner}) for {prefix}")
-    return method
+    if not sglang_api.is_draft_prefix(prefix):
+        runner = RUNNER  # an excluded target layer: the target's runner reads NVFP4
+    return mxfp4_method(config, prefix, runner, NAME, f"MXFP4 experts of a hybrid checkpoint ({prefix})", settings)
 
 
 PATCH = Patch(

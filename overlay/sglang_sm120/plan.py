@@ -116,8 +116,8 @@ def _judge(document: dict[str, Any]) -> None:
         kernel = kernels_known.lookup(part["method"], part["runner"])
         part["kernel"] = kernel.name if kernel else f"{part['method']} on {part['runner']}"
         fault = kernels_known.fault(part["method"], part["runner"], major, packed)
-        if fault is not None:
-            document["errors"].append(f"{role}: {fault}. {_remedy(role, document)}")
+        for found in ([fault] if fault else []) + part.pop("faults"):
+            document["errors"].append(f"{role}: {found}. {_remedy(role, document)}")
 
 
 def _remedy(role: str, document: dict[str, Any]) -> str:

@@ -89,7 +89,10 @@ def _draft(server_args: Any, algorithm: str, request: dict[str, Any]) -> dict[st
     else:
         prefix, context = "model.decoder.mlp.experts", sglang_api.speculative_context()
     built = _build(model_config, [prefix], shape, context)[0]
-    runner = built["runner"] or sglang_api.resolved(server_args, "speculative_moe_runner_backend")
+    # DSpark runs its draft on the target's runner whatever the draft's flag says, except where a patch decided.
+    flag = "moe_runner_backend" if algorithm == "DSPARK" else "speculative_moe_runner_backend"
+    decided = report.DECISIONS.get(("dispatch", "draft"))
+    runner = (decided and decided.runner) or built["runner"] or sglang_api.resolved(server_args, flag)
     return {"algorithm": "DSPARK" if algorithm == "DSPARK" else "EAGLE", **_part("draft", built, runner)}
 
 
@@ -119,7 +122,8 @@ def _build(
             layer = FusedMoE(layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape)
             packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
             runner = sglang_api.runner_of(layer)
-            built.append({"method": type(layer.quant_method).__name__, "runner": runner, "packed": bool(packed)})
+            facts = {"runner": runner, "packed": bool(packed), "faults": sglang_api.layer_faults(layer)}
+            built.append({"method": type(layer.quant_method).__name__, **facts})
     return built
 
 

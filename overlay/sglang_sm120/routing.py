@@ -46,6 +46,7 @@ MXFP4_REFUSED = {
 }
 NVFP4_WORKING = ("flashinfer_cutlass", "marlin")
 MXFP4_WORKING = ("flashinfer_mxfp4", "marlin", RUNNER)
+GLOBAL_IDS = ("flashinfer_cutlass", "flashinfer_mxfp4")  # runners that pick a rank's experts from global ids themselves
 
 
 class RouteError(ValueError):
@@ -66,7 +67,9 @@ class Launch:
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
         takes_names: this SGLang's flags accept registered runner names, hence ours.
         cutlass_mxfp4: this SGLang's FlashInfer CUTLASS MXFP4 method runs on SM120.
-        mxfp4_for_all: this SGLang's `auto` means flashinfer_mxfp4 on SM120 whatever the experts are.
+        ids_per_layer: this SGLang's dispatcher numbers experts as each layer's method wants; before, as the global runner
+            does, which under DSpark is the target's.
+        default_reads_fp4_only: this SGLang's `auto` is a runner for FP4 experts on SM120, whatever the checkpoint holds.
     """
 
     kind: str
@@ -82,7 +85,8 @@ class Launch:
     all_to_all: str = "none"
     takes_names: bool = True
     cutlass_mxfp4: bool = True
-    mxfp4_for_all: bool = False
+    default_reads_fp4_only: bool = False
+    ids_per_layer: bool = True
 
     @property
     def rank_intermediate_size(self) -> int:
@@ -112,8 +116,8 @@ def route_target(launch: Launch) -> Route:
         return _nvfp4_target(launch)
     if launch.kind == "mxfp4":
         return _mxfp4_target(launch)
-    if launch.kind == "fp8" and launch.mxfp4_for_all and launch.target_runner == "auto" and launch.all_to_all == "none":
-        return Route("triton", "the experts are FP8; this SGLang's default on SM120 reads MXFP4 only")
+    if launch.kind == "fp8" and launch.default_reads_fp4_only and launch.target_runner == "auto":
+        return Route("triton", "the experts are FP8; this SGLang's default on SM120 has no kernel for them")
     return Route(None, "its experts are not FP4")
 
 
@@ -157,7 +161,8 @@ def _mxfp4_target(launch: Launch) -> Route:
 def _mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
     _refuse_mxfp4(launch, source, asked)
-    if asked != "auto" and source != DRAFT_FLAG:
+    _refuse_other_ids(launch, source, asked)
+    if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for the draft has kernels for SM120")
 
@@ -167,6 +172,7 @@ def _hybrid_draft(launch: Launch) -> Route:
     if asked not in DRAFT_RUNNERS and asked not in MXFP4_REFUSED:
         raise RouteError(_refusal(source, asked, _NOT_MXFP4, _mxfp4_working(launch)))
     _refuse_mxfp4(launch, source, asked)
+    _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
         return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
     return Route(asked, f"{source} {asked} was asked for")
@@ -188,6 +194,22 @@ def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
         raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
     if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
         raise RouteError(_refusal(source, asked, _cutlass_shapes(launch), _mxfp4_working(launch)))
+
+
+def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
+    """Raise RouteError when DSpark's draft would get expert ids that its runner does not read.
+
+    DSpark does not swap the runner for its draft, so the draft's dispatcher leaves ids as the target's runner wants them;
+    our method takes either.
+    """
+    if launch.speculative != "DSPARK" or launch.ep == 1 or launch.ids_per_layer or asked in ("auto", RUNNER):
+        return
+    target = route_target(launch).runner or launch.target_runner
+    target = "flashinfer_mxfp4" if target == "auto" and launch.cutlass_mxfp4 else target
+    if (target in GLOBAL_IDS) == (asked in GLOBAL_IDS):
+        return
+    reason = f"with DSpark and --ep-size {launch.ep} this SGLang numbers the draft's experts as the target's {target} does"
+    raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
 
 
 def _mxfp4_working(launch: Launch) -> tuple[str, ...]:

@@ -39,13 +39,18 @@ def passes_nvfp4_clamp() -> bool:
     return contracts.has_field(runner, "FlashInferCutlassMoeQuantInfo", "swiglu_limit")
 
 
-def defaults_to_mxfp4_for_all() -> bool:
-    """Whether `auto` on SM120 means flashinfer_mxfp4 for every DeepSeek-V4, FP8 experts too (SGLang 0.5.16 to 0.5.18).
+def default_reads_fp4_only() -> bool:
+    """Whether `auto` on SM120 is a runner for FP4 experts whatever the checkpoint holds (SGLang 0.5.14 to 0.5.18).
 
-    There a pass over the resolved flags decides, which does not look at the checkpoint; before it chose marlin.
+    marlin up to 0.5.15, flashinfer_mxfp4 from 0.5.16; both leave block-FP8 experts without a runner.
     """
     overrides = "sglang.srt.arg_groups.overrides"
-    return contracts.find(overrides, "_deepseek_v4_sm120_moe") is not None and has_cutlass_mxfp4()
+    return not contracts.has_module(overrides) or contracts.find(overrides, "_deepseek_v4_sm120_moe") is not None
+
+
+def numbers_experts_per_layer() -> bool:
+    """Whether the dispatcher asks each layer's method which expert ids it wants (SGLang 0.5.23 and later)."""
+    return contracts.find(f"{_MOE}.token_dispatcher.standard", "_keeps_global_expert_ids") is not None
 
 
 def flag_name(runner: str) -> str:
@@ -89,7 +94,8 @@ def launch_facts(server_args: Any, draft_default: str) -> Launch:
         all_to_all=view.moe_a2a_backend,
         takes_names=takes_runner_names(),
         cutlass_mxfp4=has_cutlass_mxfp4(),
-        mxfp4_for_all=defaults_to_mxfp4_for_all(),
+        default_reads_fp4_only=default_reads_fp4_only(),
+        ids_per_layer=numbers_experts_per_layer(),
     )
 
 
@@ -324,6 +330,46 @@ def runner_of(layer: Any) -> str | None:
     if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
+
+
+def layer_faults(layer: Any) -> list[str]:
+    """Why a built FusedMoE would fail or compute something else than its checkpoint says, as far as it shows."""
+    method, config = layer.quant_method, layer.moe_runner_config
+    kind, runner = type(method).__name__, getattr(method, "runner", None)
+    faults = []
+    if kind == "Fp8MoEMethod" and runner is None and not _runs_without_runner():
+        faults.append(f"SGLang's FP8 method has no kernel for the runner {global_runner()}")
+    if kind != "ModelOptNvFp4FusedMoEMethod":
+        return faults
+    if global_runner() not in _NVFP4_RUNNERS:
+        faults.append(f"SGLang's NVFP4 method has no kernel for the runner {global_runner()}")
+    clamped = passes_nvfp4_clamp() or _is_patched(type(method), "apply")
+    if global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:
+        faults.append(f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong")
+    scales = getattr(getattr(runner, "config", None), "routed_scaling_factor", None) not in (None, 1.0)
+    if global_runner() == "marlin" and scales and layer.should_fuse_routed_scaling_factor_in_topk:
+        faults.append("marlin would apply routed_scaling_factor twice, so answers would be wrong")
+    return faults
+
+
+_NVFP4_RUNNERS = ("auto", "flashinfer_cutlass", "flashinfer_cutedsl", "flashinfer_trtllm", "flashinfer_trtllm_routed")
+_NVFP4_RUNNERS += ("marlin",)
+
+
+def _runs_without_runner() -> bool:
+    """Of the runners that SGLang's FP8 method calls directly, cutlass is the one that NVIDIA GPUs have."""
+    return global_runner() in ("cutlass", RUNNER)
+
+
+def global_runner() -> str:
+    """The runner that SGLang's layers are built for and run on at this moment."""
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+    return str(get_moe_runner_backend().value)
+
+
+def _is_patched(cls: type, name: str) -> bool:
+    return hasattr(cls.__dict__.get(name), "__sglang_sm120_patch__")
 
 
 def simulated_rank() -> Any:

@@ -84,6 +84,8 @@ def _fake_torch(arch: str, memory_gib: int) -> None:
     for function, answer in answers.items():
         setattr(torch.cuda, function, _constant(answer))
     torch.version.cuda = torch.version.cuda or "13.0"
+    # Below SGLang 0.5.20 the NVFP4 method asks for `.cuda()` while it makes its parameters.
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
 
 
 def _fake_nvml(arch: str) -> None:
