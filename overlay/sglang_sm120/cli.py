@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_doctor(commands)
+    _add_selftest(commands)
     return top
 
 
@@ -49,6 +50,15 @@ def _add_doctor(commands: Any) -> None:
     p.set_defaults(run=_doctor)
 
 
+def _add_selftest(commands: Any) -> None:
+    p = commands.add_parser("selftest", help="check the kernel on this machine; on a GPU also time it")
+    p.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    p.add_argument("--full", action="store_true", help="more shapes and timings")
+    p.add_argument("--receipt", type=Path, metavar="FILE", help="write the document with raw samples there")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.set_defaults(run=_selftest)
+
+
 def _positive(text: str) -> int:
     try:
         value = int(text)
@@ -73,6 +83,32 @@ def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
     document = doctor.examine()
     print(json.dumps(document, indent=1) if arguments.json else doctor.render(document))
     return PROBLEM if document["errors"] else GOOD
+
+
+def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from sglang_sm120 import selftest
+
+    try:
+        document = selftest.run(arguments.device, arguments.full, lambda line: print(line, file=sys.stderr, flush=True))
+        if arguments.receipt:
+            _write_whole(arguments.receipt, json.dumps(document, indent=1) + "\n")
+    except (ValueError, OSError) as error:
+        print(f"sglang-sm120: {error}", file=sys.stderr)
+        return PROBLEM
+    print(json.dumps(document, indent=1) if arguments.json else selftest.render(document))
+    if arguments.receipt:
+        print(f"Receipt: {arguments.receipt}; to share it, add it to benchmarks/receipts/", file=sys.stderr)
+    return PROBLEM if document["errors"] else GOOD
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Write all or nothing: an interrupted run leaves no half file."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -124,6 +124,25 @@ def test_doctor_finds_a_bad_setting_and_a_shadow(tmp_path):
     assert any("shadow" in w for w in document["warnings"])
 
 
+def test_selftest_on_cpu_writes_a_receipt(tmp_path):
+    file = tmp_path / "receipt.json"
+    done = run(COMMAND, "selftest", "--device", "cpu", "--json", "--receipt", file)
+    assert done.returncode == 0, done.stderr[-2000:]
+    document = json.loads(done.stdout)
+    assert json.loads(file.read_text()) == document
+    assert document["errors"] == []
+    assert {r["activation"] for r in document["correctness"]} == {"bf16", "mxfp8"}
+    assert all(0 < r["error"] <= r["bound"] and r["repeats_bits"] for r in document["correctness"])
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_selftest_says_what_it_cannot_do(tmp_path):
+    done = run(COMMAND, "selftest", "--device", "cuda", env=environment(CUDA_VISIBLE_DEVICES=""))
+    assert done.returncode == 1
+    assert "--device is 'cuda'; expected cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.sglang
 def test_the_demonstration():
     done = run(sys.executable, SCRIPTS / "demo.py", "--json")
