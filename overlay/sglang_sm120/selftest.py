@@ -1,4 +1,4 @@
-"""`sglang-sm120 selftest`: the kernel against the float64 oracle on this machine, and on a GPU its time beside the floor.
+"""`sglang-sm120 selftest`: the kernel against the float64 oracle on this machine; on a GPU also its time and the floor.
 
 The floor is the bytes that must move (weights and scales of the experts hit, activations in and out) over the copy
 bandwidth measured in the same run; no kernel can be faster while its weights come from DRAM.
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -177,22 +178,28 @@ def _time_all(document: dict[str, Any], cases: list[Case], progress: Callable[[s
     bandwidth = _copy_bandwidth()
     document["copy_bytes_per_s"] = bandwidth
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    for case in cases:
+        progress(f"timing {case}")
+        document["timing"] += _time_case(case, bandwidth, flush)
+        torch.cuda.empty_cache()
+
+
+def _time_case(case: Case, bandwidth: float, flush: Any) -> list[dict[str, Any]]:
+    """A row for each activation mode."""
     from sglang_sm120.kernels.sm120 import mxfp4_moe
 
-    for case in cases:
-        weights, x, ids, probabilities = _layer(case, "cuda")
-        hit = int(ids.unique().numel())
-        moved = hit * 3 * case.hidden * case.inter * 17 // 32 + 4 * x.numel()
-        prepared = mxfp4_moe.prepare_weights(*weights)
-        for activation in BOUNDS:
-            progress(f"timing {case} {activation}")
-            samples = _time(lambda: mxfp4_moe.mxfp4_moe(x, prepared, ids, probabilities, activation=activation), flush)
-            document["timing"].append(
-                {"activation": activation, **asdict(case), "experts_hit": hit, "bytes": moved}
-                | {"floor_us": moved / bandwidth * 1e6, "median_us": statistics.median(samples), "samples_us": samples}
-            )
-        del weights, prepared
-        torch.cuda.empty_cache()
+    weights, x, ids, probabilities = _layer(case, "cuda")
+    hit = int(ids.unique().numel())
+    moved = hit * 3 * case.hidden * case.inter * 17 // 32 + 4 * x.numel()
+    call = partial(mxfp4_moe.mxfp4_moe, x, mxfp4_moe.prepare_weights(*weights), ids, probabilities)
+    rows = []
+    for activation in BOUNDS:
+        samples = _time(partial(call, activation=activation), flush)
+        rows.append(
+            {"activation": activation, **asdict(case), "experts_hit": hit, "bytes": moved}
+            | {"floor_us": moved / bandwidth * 1e6, "median_us": statistics.median(samples), "samples_us": samples}
+        )
+    return rows
 
 
 def _copy_bandwidth() -> float:
