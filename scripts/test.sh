@@ -8,4 +8,5 @@ cd "$root"
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$PYTHON" scripts/gen_docs.py --check
-"$PYTHON" -m pytest "$@"
+# Two workers, a file on one of them: most tests wait for one child process that imports SGLang.
+"$PYTHON" -m pytest -n 2 --dist loadfile "$@"
