@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def _add_plan(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     p = commands.add_parser("doctor", help="check this machine: versions, GPUs, patches, conflicts")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.add_argument("--fix-hints", action="store_true", help="add what to do or to expect on this machine")
     p.set_defaults(run=_doctor)
 
 
@@ -81,7 +83,7 @@ def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120 import doctor
 
     document = doctor.examine()
-    print(json.dumps(document, indent=1) if arguments.json else doctor.render(document))
+    print(json.dumps(document, indent=1) if arguments.json else doctor.render(document, arguments.fix_hints))
     return PROBLEM if document["errors"] else GOOD
 
 
@@ -119,9 +121,14 @@ def main(argv: list[str] | None = None) -> int:
     if flags and arguments.command != "plan":
         parser().error(f"{arguments.command} takes nothing after --")
     try:
-        return arguments.run(arguments, flags)
+        status = arguments.run(arguments, flags)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` for instance, has seen enough; the exit must not flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PROBLEM
+    return status
 
 
 if __name__ == "__main__":

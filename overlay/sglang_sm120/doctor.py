@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import __version__, gpu, patching, plugin, releases, settings
+from sglang_sm120 import __version__, gpu, machine, patching, plugin, releases, settings
 from sglang_sm120.patches import PATCHES
 
 PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "transformers", "nvidia-ml-py")
@@ -30,6 +30,8 @@ def examine() -> dict[str, Any]:
         "settings": {},
         "plugins": sorted(f"{e.name} ({e.dist.name if e.dist else 'unknown'})" for e in entry_points(group=GROUP)),
         "patches": [],
+        "machine": None,
+        "hints": [],
         "warnings": [],
         "errors": [],
     }
@@ -42,6 +44,13 @@ def examine() -> dict[str, Any]:
             document["warnings"].append("the visible GPUs differ; name equal ones in CUDA_VISIBLE_DEVICES")
     _patches(document, chosen, found)
     _shadows(document)
+    document["machine"] = machine.cards()
+    document["hints"] = machine.hints(document["machine"])
+    for lock in machine.stale_locks():
+        document["warnings"].append(
+            f"{lock} is older than an hour: a killed compile left it, and the next one waits for it"
+        )
+        document["hints"].append(f"when no SGLang is starting, remove it: rm {lock}")
     return document
 
 
@@ -106,17 +115,30 @@ def _shadows(document: dict[str, Any]) -> None:
                 )
 
 
-def render(document: dict[str, Any]) -> str:
-    """The findings for people."""
+def _card(card: dict[str, Any]) -> str:
+    memory = f"{card['memory_gib']} GiB" if card["memory_gib"] else "memory shared with the CPU"
+    pcie = f"PCIe {card['pcie_generation']} x{card['pcie_width']}" if card["pcie_width"] else "no PCIe link reported"
+    return f"{card['name']} ({card['arch']}), {memory}, {pcie}, {card['nvlinks']} NVLinks"
+
+
+def render(document: dict[str, Any], with_hints: bool = False) -> str:
+    """The findings for people; `with_hints` adds what to do."""
     lines = [f"sglang-sm120 {document['overlay']}, Python {document['python']}"]
     lines += [f"  {name:<18} {value or 'not installed'}" for name, value in document["packages"].items()]
     card = document["gpu"]
     lines.append(f"GPU     {card['name']} ({card['arch']}, from {card['source']})" if card else "GPU     none found")
+    if document["machine"]:
+        lines.append(f"driver  {document['machine']['driver']}")
+        lines += [f"card    {_card(c)}" for c in document["machine"]["cards"]]
     lines += [f"plugin  {name}" for name in document["plugins"]]
     lines += [f"setting {name}={value}" for name, value in document["settings"].items()]
     lines += [f"patch   {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
     lines += [f"warning {w}" for w in document["warnings"]]
     lines += [f"ERROR   {e}" for e in document["errors"]]
+    if with_hints:
+        lines += [f"hint    {h}" for h in document["hints"]]
+    elif document["hints"]:
+        lines.append(f"{len(document['hints'])} hints: --fix-hints shows them")
     if not document["errors"]:
         active = any(p["status"] == "applied" for p in document["patches"])
         lines.append(

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -82,25 +85,39 @@ def visible(count: int, uuids: list[str], setting: str | None) -> list[int]:
     return found
 
 
-def _from_nvml() -> Gpu | None:
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """The `pynvml` module with NVML open; None where the binding or the driver is missing."""
     try:
         import pynvml
     except ImportError:
-        return None
+        yield None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        yield None
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [_text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
-        chosen = [handles[i] for i in visible(len(handles), uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_handles(pynvml: Any) -> list[Any]:
+    """NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    uuids = [text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
+    return [handles[i] for i in visible(len(handles), uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
+def _from_nvml() -> Gpu | None:
+    with nvml() as pynvml:
+        chosen = visible_handles(pynvml) if pynvml else []
         if not chosen:
             return None
         capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h)) for h in chosen]
-        return Gpu(capabilities[0], _text(pynvml.nvmlDeviceGetName(chosen[0])), "nvml", len(set(capabilities)) > 1)
-    finally:
-        pynvml.nvmlShutdown()
+        return Gpu(capabilities[0], text(pynvml.nvmlDeviceGetName(chosen[0])), "nvml", len(set(capabilities)) > 1)
 
 
 def _from_torch(torch) -> Gpu | None:
@@ -110,5 +127,6 @@ def _from_torch(torch) -> Gpu | None:
     return Gpu((major, minor), torch.cuda.get_device_name(), "torch")
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
+    """NVML's strings, which older bindings return as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sglang_sm120 import __version__
+from sglang_sm120 import __version__, gpu
 
 SCHEMA = 1
 # Two bf16 roundings (2^-9/sqrt(3) relative each at most) of intermediate and route, and one of the sum; for mxfp8 two
@@ -115,17 +115,12 @@ def _describe(device: str) -> dict[str, Any]:
 
 def _clocks() -> dict[str, int] | None:
     """Present SM and memory clocks, from NVML; None without it."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    kinds = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
-    return {name: pynvml.nvmlDeviceGetClockInfo(handle, kind) for name, kind in kinds.items()}
+    with gpu.nvml() as pynvml:
+        if pynvml is None:
+            return None
+        handle = gpu.visible_handles(pynvml)[0]
+        kinds = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
+        return {name: pynvml.nvmlDeviceGetClockInfo(handle, kind) for name, kind in kinds.items()}
 
 
 def _layer(case: Case, device: str) -> tuple[list[Any], Any, Any, Any]:
