@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 
-from . import gemm, reduce, routing, schedule
+from . import launch, schedule
 from .prepare import PreparedWeights
 
 ACTIVATIONS = ("bf16", "mxfp8")
 MAX_TOP_K = 32
-# Above this limit the intermediate could leave the range of the fast kernels (|h| <= limit**2 < 2**27; see `gemm`).
-NARROW_LIMIT = 2.0**13
 
 
 def mxfp4_moe(
@@ -55,91 +52,16 @@ def mxfp4_moe(
     if tokens == 0 or top_k == 0:
         return y.zero_()
     x, topk_ids, topk_weights = _rows(x), topk_ids.contiguous(), topk_weights.contiguous()
+    layer = launch.Layer(w, limit, factor, activation == "mxfp8", batch_invariant)
     for start in range(0, tokens, schedule.CHUNK_TOKENS):
         part = slice(start, start + schedule.CHUNK_TOKENS)
-        _run(x[part], w, topk_ids[part], topk_weights[part], limit, factor, activation, y[part], batch_invariant)
+        layer.run(x[part], topk_ids[part], topk_weights[part], y[part])
     return y
 
 
-def _run(
-    x: torch.Tensor,
-    w: PreparedWeights,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    limit: float,
-    factor: float,
-    activation: str,
-    y: torch.Tensor,
-    invariant: bool,
-) -> None:
-    tokens, hidden, inter, experts, top_k = x.shape[0], w.hidden_size, w.intermediate_size, w.num_experts, ids.shape[1]
-    device, routes = x.device, tokens * top_k
-    quantized = activation == "mxfp8"
-    wide = w.wide_scales or limit > NARROW_LIMIT
-    p = schedule.plan(tokens, top_k, experts, hidden, inter, schedule.sm_count(device), quantized, invariant)
-    pdl = _has_pdl(device)
-    compiled = device.type == "cuda"
-    common = {"PDL": pdl, "launch_pdl": pdl}
-    if quantized:
-        rounded = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
-        grid = (tokens, -(-hidden // 1024))
-        reduce.round_rows_to_mxfp8.launch(grid, device, x, rounded, x.stride(0), K=hidden, BLOCKS=32, ASM=compiled, **common)
-        x = rounded
-    groups_ids, counts = ids, ids
-    if not p.scan:
-        groups_ids = torch.empty(routes, dtype=torch.int32, device=device)
-        counts = torch.empty(2 * experts, dtype=torch.int32, device=device)
-        chunk = min(1024, _power_of_two(routes))
-        routing.sort_routes.launch(
-            (experts,), device, ids, groups_ids, counts, routes, experts, CHUNK=chunk, **common
-        )  # fmt: skip
-    tables = {
-        "RP": _power_of_two(routes) if p.scan else 1,
-        "EP": 1 if p.scan else _power_of_two(experts),
-        "SCAN": p.scan,
-        "SCALED": p.scaled and not wide,
-        "WIDE": wide,
-        "ASM": compiled,
-        "PREFETCH": pdl and p.prefetch > 0,
-        **common,
-    }
-    h = torch.empty((routes, inter), dtype=torch.bfloat16, device=device)
-    o = torch.empty((routes, hidden), dtype=p.partial, device=device)
-    t = p.gate_up
-    gemm.gate_up.launch(
-        (p.groups * -(-2 * inter // t.rows),), device, x, w.w13, _pairs(w.w13_scale), h, groups_ids, counts, x.stride(0),
-        limit, routes, experts, TOP_K=top_k, HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, SB=t.superblocks,
-        STAGES=t.stages, QUANT=quantized,
-        num_warps=t.warps, **tables,
-    )  # fmt: skip
-    t = p.down
-    gemm.down.launch(
-        (p.groups * -(-hidden // t.rows),), device, h, w.w2, _pairs(w.w2_scale), o, groups_ids, counts, routes, experts,
-        p.prefetch, HIDDEN=hidden, INTER=inter, BN=t.rows, BT=t.tokens, SB=t.superblocks, STAGES=t.stages, num_warps=t.warps, **tables,
-    )  # fmt: skip
-    width = 1024 if hidden >= 1024 else _power_of_two(hidden)
-    reduce.combine.launch(
-        (tokens, -(-hidden // width)), device, o, ids, weights, y, factor, experts, y.stride(0), TOP_K=top_k, HIDDEN=hidden,
-        BH=width, ASM=compiled, **common,
-    )  # fmt: skip
-
-
-def _pairs(scale: torch.Tensor) -> torch.Tensor:
-    return scale.view(-1).view(torch.int16)
-
-
 def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x itself where the kernels' 16-byte loads can read its rows, else a copy."""
     return x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous().clone()
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-@functools.cache
-def _has_pdl(device: torch.device) -> bool:
-    """Programmatic dependent launch exists from compute capability 9.0 on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _check_call(

@@ -40,19 +40,25 @@ def _picked_value(word, element):
 
 
 @triton.jit
-def load_bf16_codes(w_ptr, offsets, byte, mask, MASKED: tl.constexpr, ASM: tl.constexpr):
+def load_bf16_codes(
+    w_ptr, offsets, byte, mask, MASKED: tl.constexpr, KEEP: tl.constexpr, ASM: tl.constexpr
+):  # fmt: skip
     """(lo, hi), each of the offsets' shape: the codes in the word around w_ptr + offsets.
 
     With ASM bf16 and scaled by 2**-126; without, float32 and not scaled, because Triton's interpreter loses bf16
-    subnormals and multiplies bf16 operands of a dot as integers. `byte` is the position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
+    subnormals and multiplies bf16 operands of a dot as integers. KEEP: decode in the layout of the load. `byte` is the position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
     """
     if ASM:
         if MASKED:
             w = tl.load(w_ptr + offsets, mask=mask, other=0)
         else:
             w = tl.load(w_ptr + offsets)
-        lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
-        hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+        if KEEP:
+            lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=False, pack=4)
+            hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=False, pack=4)
+        else:
+            lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+            hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
         first = offsets - byte % 4
         word = tl.full(first.shape, 0, tl.int64)
@@ -88,24 +94,6 @@ def times_power_of_two(x, EXPONENT: tl.constexpr):
         is_pure=True,
         pack=2,
     )
-
-
-@triton.jit
-def times_scale(codes, byte, ASM: tl.constexpr):
-    """Decoded codes times their scale, bf16: value * 2**(byte - 127) * 2**-64. Exact for bytes 66 .. 192."""
-    if ASM:
-        factor = ((byte + 62) << 7).to(tl.uint16).to(tl.bfloat16, bitcast=True)  # 2**(byte - 65)
-        y = tl.inline_asm_elementwise(
-            "mul.rn.bf16x2 $0, $1, $2;",
-            "=r,r,r",
-            [codes, tl.broadcast_to(factor[:, :, None], codes.shape)],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        y = codes * scale_to_float32(byte, False)[:, :, None]
-    return y
 
 
 @triton.jit
@@ -154,6 +142,20 @@ def round_to_e4m3(v):
     # Adding 1.5 * 2**23 leaves no bits below 1, so it rounds to a multiple of the spacing 2**(exponent - 3).
     multiples = v * power_of_two(3 - exponent) + 12582912.0
     return (multiples - 12582912.0) * power_of_two(exponent - 3)
+
+
+@triton.jit
+def to_fp8_bytes(blocks, AXIS: tl.constexpr):
+    """(e4m3 bytes, scale bytes with AXIS of length 1) of float32 blocks, 32 values along AXIS.
+
+    The scale byte is 6 higher than the block's exponent asks for, because codes widened to e4m3 are 2**6 too small; it is
+    255 (NaN) where a value is not finite. GPU only.
+    """
+    largest = tl.expand_dims(tl.max(tl.abs(blocks), AXIS), AXIS)
+    finite = tl.expand_dims(tl.sum(tl.abs(blocks) * 0.0, AXIS), AXIS) == 0.0
+    exponent = mxfp8_exponent(largest)
+    codes = round_to_e4m3(blocks * power_of_two(-exponent)).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return codes, tl.where(finite, exponent + 133, 255).to(tl.uint8)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .decode import round_to_mxfp8, to_bf16
+from .decode import round_to_mxfp8, to_bf16, to_fp8_bytes
 from .runtime import kernel
 
 
@@ -44,3 +44,24 @@ def round_rows_to_mxfp8(
     x = tl.load(x_ptr + from_row * x_stride + column, mask=column < K, other=0.0).to(tl.float32)
     q = round_to_mxfp8(x, 1)
     tl.store(q_ptr + from_row * K + column, to_bf16(q, ASM), mask=column < K)
+
+
+@kernel
+def quantize_rows(x_ptr, q_ptr, qs_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    """x [rows, K] as e4m3 [rows, K] and scale pairs [rows, 2 * ceil(K / 64)], in the order that `product_fp8` reads."""
+    from_row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    inner = tl.arange(0, 32)
+    column = block[:, None] * 32 + inner[None, :]
+    x = tl.load(x_ptr + from_row * x_stride + column, mask=column < K, other=0.0).to(tl.float32)
+    codes, scale = to_fp8_bytes(x, 1)
+    place = inner // 4 * 4 + inner % 2 * 2 + inner // 2 % 2  # layout.FP8_ORDER
+    tl.store(q_ptr + from_row * K + block[:, None] * 32 + place[None, :], codes, mask=column < K)
+    offs = from_row * ((K + 63) // 64 * 2) + block
+    scale = tl.reshape(scale, (BLOCKS,))
+    tl.store(qs_ptr + offs, scale, mask=block * 32 < K)
+    if K % 64 != 0:  # the last block's scale stands for both halves of its superblock
+        tl.store(qs_ptr + offs + 1, scale, mask=block == K // 32 - 1)

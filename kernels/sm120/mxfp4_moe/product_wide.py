@@ -1,0 +1,74 @@
+"""W4A16 for many tokens: an ordinary tile of a matrix product, weights scaled before they are multiplied.
+
+With 64 or more tokens a group, scaling each weight once is cheaper than scaling each sum per block, and the tile no longer
+fits one warp's registers, so the warps divide rows and tokens among themselves. Scaled weights are bf16 times 2**-64,
+exact for scale bytes 66 .. 192 (`prepare.NARROW_SCALES`); other layers keep to `product_bf16`.
+
+On SM120 the decode happens in the MMA's operand registers, four neighbouring bytes a thread. SM90's wgmma wants two, which
+would tear the words apart, so there KEEP pins the decode to the layout of the load (Triton does not move assembly that
+it must assume impure) and the scaled weights go to the MMA through shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .decode import load_bf16_codes, scale_to_float32
+
+
+@triton.jit
+def _scaled(codes, byte, BN: tl.constexpr, SB: tl.constexpr, KEEP: tl.constexpr, ASM: tl.constexpr):
+    """Decoded codes [BN, SB * 32] times their scales [BN, SB] (times 2**-64 with ASM, which decodes to 2**-126)."""
+    if ASM:
+        factor = ((byte + 62) << 7).to(tl.uint16).to(tl.bfloat16, bitcast=True)  # 2**(byte - 65)
+    else:
+        factor = scale_to_float32(byte, False)
+    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (BN, SB, 32)), (BN, SB * 32))
+    if not ASM:
+        y = codes * factor
+    elif KEEP:
+        y = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [codes, factor], dtype=tl.bfloat16, is_pure=False, pack=2
+        )
+    else:
+        y = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    return y
+
+
+@triton.jit
+def accumulate_wide(
+    w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+
+    K must be a multiple of 64 SB.
+    """
+    row = tile * BN + tl.arange(0, BN)
+    column, block = tl.arange(0, SB * 32), tl.arange(0, SB)
+    w_offs = ((row // 32) * (16 * K) + (row % 32) * 32)[:, None] + (column // 32 * 1024 + column % 32)[None, :]
+    s_offs = ((row // 32) * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
+    x_ptrs = x_rows[None, :] + (column // 32 * 64 + column % 32)[:, None]
+    acc = tl.full((BN, BT), 0.0, tl.float32)
+    MASKED: tl.constexpr = N % BN != 0
+    for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
+        lo, hi = load_bf16_codes(w_ptr, w_offs, column[None, :], (row < N)[:, None], MASKED, KEEP, ASM)
+        if MASKED:
+            pair = tl.load(s_ptr + s_offs, mask=(row < N)[:, None], other=0).to(tl.int32)
+        else:
+            pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        x_lo = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
+        x_hi = tl.load(x_ptrs + 32, mask=valid[None, :], other=0.0)
+        if not ASM:
+            x_lo, x_hi = x_lo.to(tl.float32), x_hi.to(tl.float32)
+        acc = tl.dot(_scaled(lo, pair & 255, BN, SB, KEEP, ASM), x_lo, acc)
+        acc = tl.dot(_scaled(hi, (pair >> 8) & 255, BN, SB, KEEP, ASM), x_hi, acc)
+        w_offs += SB * 1024
+        s_offs += SB * 32
+        x_ptrs += SB * 64
+    if ASM:
+        acc *= 2.0**64
+    return acc
