@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_sm120 import contracts, imports, patching, releases
 from sglang_sm120.contracts import Target
+from sglang_sm120.patches import behaviour
 from sglang_sm120.patching import Patch, Status
 from sglang_sm120.settings import Settings
 
@@ -122,16 +123,6 @@ def _wrap_kernel(module: ModuleType) -> None:
     module.flashinfer_cutlass_fused_moe = cutlass_fused_moe  # type: ignore[attr-defined]
 
 
-def _mended() -> str | None:
-    """Run upstream's own clamp tensors through upstream's own call of the kernel, with a kernel that only looks."""
-    if not contracts.has_field(_RUNNER, "FlashInferCutlassMoeQuantInfo", "swiglu_limit"):
-        return None
-    from sglang_sm120.patches.behaviour import clamp_that_reaches_flashinfer
-
-    seen = clamp_that_reaches_flashinfer(10.0)
-    return "this SGLang hands swiglu_limit to the kernel itself" if seen == (1.0, 0.0, 10.0) else None
-
-
 PATCH = Patch(
     name=NAME,
     summary="hybrid FP8+NVFP4 targets on FlashInfer CUTLASS keep DeepSeek-V4's clamp at 10 (SGLang 0.5.14 to 0.5.20)",
@@ -201,5 +192,5 @@ PATCH = Patch(
     install=install,
     proven_on=releases.span("0.5.14", "0.5.20"),
     elsewhere=(Status.NOT_NEEDED, "this SGLang hands swiglu_limit to the kernel itself"),
-    mended=_mended,
+    mended=behaviour.mended_clamp,
 )

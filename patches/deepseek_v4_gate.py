@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_sm120 import checkpoint, contracts, imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
+from sglang_sm120.patches import behaviour
 from sglang_sm120.patching import Patch
 from sglang_sm120.report import Decision
 from sglang_sm120.settings import Settings
@@ -82,7 +83,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         launch = sglang_api.launch_facts(server_args, settings.draft_runner)
         try:
             declared = _declare("moe_runner_backend", "target", NAME, routing.route_target(launch))
-            if launch.speculative is not None and DRAFT_PATCH not in settings.disabled:
+            if launch.speculative is not None and _draft_is_ours():
                 draft = routing.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
                 _refuse_unpatched_schedulers(view, draft)
@@ -91,6 +92,12 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         return declared
 
     return sm120_moe_runners
+
+
+def _draft_is_ours() -> bool:
+    """Whether the draft's patch is in: left out by name, or mended upstream, SGLang decides."""
+    state = patching.STATES.get(DRAFT_PATCH)
+    return state is not None and state.status == patching.Status.APPLIED
 
 
 def _declare(field: str, role: str, patch: str, route: routing.Route) -> dict[str, str]:
@@ -201,4 +208,5 @@ PATCH = Patch(
     ),
     remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,
+    mended=lambda: behaviour.mended_layer("target"),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
+from sglang_sm120.patches import behaviour
 from sglang_sm120.patches.common import METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
 from sglang_sm120.settings import RUNNER, Settings
@@ -128,4 +129,5 @@ PATCH = Patch(
     untouched="linear layers, NVFP4 target layers, checkpoints whose draft is not FP4",
     remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` has another method for `model.decoder.*` on SM120",
     install=install,
+    mended=lambda: behaviour.mended_layer("draft"),
 )

@@ -44,6 +44,16 @@ MXFP4_REFUSED = {
     "triton_kernel": _NOT_MXFP4,
     "hpc_ops": _NOT_MXFP4,
 }
+_NOT_FP8 = "SGLang's FP8 method has no such kernel"
+FP8_REFUSED = {
+    "flashinfer_mxfp4": _NOT_FP8,
+    "marlin": _NOT_FP8,
+    "humming": _NOT_FP8,
+    "triton_kernel": _NOT_FP8,
+    "flashinfer_trtllm": _SM100_KERNELS,
+    "flashinfer_trtllm_routed": _SM100_KERNELS,
+    RUNNER: "it reads MXFP4, and this checkpoint's experts are FP8",
+}
 NVFP4_WORKING = ("flashinfer_cutlass", "marlin")
 MXFP4_WORKING = ("flashinfer_mxfp4", "marlin", RUNNER)
 GLOBAL_IDS = ("flashinfer_cutlass", "flashinfer_mxfp4")  # runners that pick a rank's experts from global ids themselves
@@ -116,6 +126,9 @@ def route_target(launch: Launch) -> Route:
         return _nvfp4_target(launch)
     if launch.kind == "mxfp4":
         return _mxfp4_target(launch)
+    if launch.kind == "fp8" and launch.target_runner in FP8_REFUSED:
+        reason = FP8_REFUSED[launch.target_runner]
+        raise RouteError(_refusal(TARGET_FLAG, launch.target_runner, reason, ("triton",)))
     if launch.kind == "fp8" and launch.default_reads_fp4_only and launch.target_runner == "auto":
         return Route("triton", "the experts are FP8; this SGLang's default on SM120 has no kernel for them")
     return Route(None, "its experts are not FP4")
@@ -127,6 +140,9 @@ def route_draft(launch: Launch) -> Route:
         return _hybrid_draft(launch)
     if launch.kind == "mxfp4":
         return _mxfp4_draft(launch)
+    if launch.kind == "fp8" and launch.draft_runner in FP8_REFUSED:
+        reason = FP8_REFUSED[launch.draft_runner]
+        raise RouteError(_refusal(DRAFT_FLAG, launch.draft_runner, reason, ("triton",)))
     return Route(None, "its experts are not FP4")
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import cache
-import checkpoints
 from rows import Row, rows_for
+
+from sglang_sm120.patches import probe_checkpoint
 
 WORKER = Path(__file__).with_name("worker.py")
 STOCK = {"SGLANG_PLUGINS": "__none__"}
@@ -53,7 +54,7 @@ class Cell:
 
 def _first_words(error: str) -> str:
     """The flag or class that an error names first; enough to tell one refusal from another."""
-    return error.split(":")[0] if len(error.split(":")[0]) <= 90 else error[:90]
+    return error.strip().splitlines()[0].split(":")[0][:90].strip()
 
 
 def run(release: str, arch: str, rows: Iterable[Row], sides: Iterable[str] = SIDES, at: Path | None = None) -> list[Cell]:
@@ -78,7 +79,7 @@ def run(release: str, arch: str, rows: Iterable[Row], sides: Iterable[str] = SID
 
 
 def _checkpoint(directory: Path, row: Row) -> Path:
-    return checkpoints.write(directory / "-".join(row.checkpoint), *row.checkpoint)
+    return probe_checkpoint.write(directory / "-".join(row.checkpoint), *row.checkpoint)
 
 
 def ask(scenarios: list[dict[str, Any]], arch: str, environment: dict[str, str]) -> list[dict[str, Any]]:

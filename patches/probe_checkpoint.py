@@ -1,6 +1,7 @@
 """Checkpoints of DeepSeek-V4-Flash's and -Pro's sizes that consist of a configuration and safetensors headers.
 
-SGLang's configuration looks at one expert's dtype, the overlay at one expert of target and draft; no data is read.
+For asking SGLang what it would do: its configuration looks at one expert's dtype, the overlay at one expert of target and
+draft; no data is read, and none is on disk.
 """
 
 from __future__ import annotations

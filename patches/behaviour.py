@@ -1,0 +1,129 @@
+"""What the installed SGLang does by itself on this architecture, observed in a child process.
+
+Asked only when upstream is not what a patch was proven on: a fault that upstream has mended then shows by what SGLang
+does with a hybrid checkpoint, not by what its source looks like. The child resolves a launch and builds the MoE layers
+as `plan --stock` does, from headers that are written for the purpose; this process imports nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120 import gpu, kernels_known, settings
+
+OBSERVED = "SGLANG_SM120_OBSERVED"  # the answer, for the processes that this one starts
+TIMEOUT_S = 300
+LIMIT = 10.0
+_EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
+_EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+
+
+def mended_layer(role: str) -> str | None:
+    """How SGLang gives a hybrid checkpoint's `target` or `draft` kernels that the GPU has; None if it does not."""
+    found = gpu.detect(os.environ.get(settings.ASSUME.name) or None)
+    part = observed().get(role) if found else None
+    if found is None or part is None or part["faults"]:
+        return None
+    if kernels_known.fault(part["method"], part["runner"], found.capability[0], part["packed"]) is not None:
+        return None
+    return f"this SGLang runs a hybrid checkpoint's {role} on {part['runner']} ({part['method']}) by itself"
+
+
+def mended_clamp() -> str | None:
+    """How SGLang hands the clamp to FlashInfer's NVFP4 kernel; None if it does not."""
+    if observed().get("clamp") != [1.0, 0.0, LIMIT]:
+        return None
+    return "this SGLang hands swiglu_limit to the kernel itself"
+
+
+@lru_cache(maxsize=1)
+def observed() -> dict[str, Any]:
+    """{"target", "draft", "clamp"} as far as the child got; asked once for this process and those that it starts."""
+    known = os.environ.get(OBSERVED)
+    if known is None:
+        known = os.environ[OBSERVED] = _ask_child()
+    return json.loads(known)
+
+
+def _ask_child() -> str:
+    found = gpu.detect(os.environ.get(settings.ASSUME.name) or None)
+    request = {"arch": found.arch if found else "sm120"}
+    environment = os.environ | {settings.OFF.name: "0"}
+    child = subprocess.run(
+        [sys.executable, "-m", "sglang_sm120.patches.behaviour"],
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return child.stdout if child.stdout.startswith("{") else "{}"
+
+
+def _clamp_that_reaches_flashinfer() -> list[float] | None:
+    """Upstream's clamp tensors through upstream's call of the kernel, with a kernel that only looks."""
+    from types import SimpleNamespace
+
+    import torch
+    from sglang.srt.layers.moe.moe_runner import flashinfer_cutlass as runner
+    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
+
+    config = MoeRunnerConfig(activation="silu", is_gated=True, swiglu_limit=LIMIT)
+    config.layer = SimpleNamespace(moe_ep_size=1, moe_ep_rank=0, moe_tp_size=1, moe_tp_rank=0)
+    triple = runner.materialize_swiglu_params_for_cutlass(config, 1, torch.device("cpu"))
+    seen: dict[str, Any] = {}
+
+    def look(**arguments: Any) -> list[Any]:
+        seen.update(arguments)
+        return [arguments["output"]]
+
+    scales = [torch.zeros(1, 4, 4, dtype=torch.float8_e4m3fn) if n in (1, 4) else torch.ones(1) for n in range(6)]
+    weights = {"w13_weight": torch.zeros(1, 16, 8, dtype=torch.uint8), "w2_weight": torch.zeros(1, 16, 8, dtype=torch.uint8)}
+    named = dict(zip(("swiglu_alpha", "swiglu_beta", "swiglu_limit"), triple, strict=True))
+    info = runner.FlashInferCutlassMoeQuantInfo(quant_type="fp4", quant_scales=scales, **weights, **named)
+    topk = SimpleNamespace(topk_weights=torch.ones(1, 1), topk_ids=torch.zeros(1, 1, dtype=torch.int32))
+    dispatched = SimpleNamespace(hidden_states=torch.zeros(1, 16).bfloat16(), hidden_states_scale=None, topk_output=topk)
+    _, activation_type = runner._flashinfer_cutlass_fused_moe()
+    runner._flashinfer_cutlass_fused_moe = lambda: (look, activation_type)
+    runner._run_flashinfer_cutlass(
+        dispatch_output=dispatched, quant_info=info, runner_config=config, output=torch.zeros(1, 16).bfloat16()
+    )
+    reached = [seen.get(name) for name in named]
+    return None if any(t is None for t in reached) else [float(t[0]) for t in reached]
+
+
+def main() -> int:
+    """The child: one JSON document on stdout."""
+    from sglang_sm120 import plan_child, simulate
+    from sglang_sm120.patches import probe_checkpoint
+
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    simulate.install(request["arch"], memory_gib=96)
+    with tempfile.TemporaryDirectory() as directory:
+        model = probe_checkpoint.write(Path(directory), "hybrid-nvfp4", "nextn")
+        answer = plan_child.decide(request | {"model": str(model), "flags": ["--tp", "2", *_EAGLE], "memory_gib": 96})
+    seen = {role: answer[role] for role in ("target", "draft")}
+    try:
+        seen["clamp"] = _clamp_that_reaches_flashinfer()
+    except (ImportError, AttributeError, TypeError, ValueError, AssertionError, RuntimeError):
+        seen["clamp"] = None  # upstream looks different here too; nothing is known, so nothing is mended
+    with os.fdopen(answer_to, "w") as out:
+        json.dump(seen, out)
+    sys.stderr.flush()
+    os._exit(0)  # SGLang leaves threads behind that would delay the exit
+
+
+if __name__ == "__main__":
+    sys.exit(main())
