@@ -70,7 +70,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
                 raise ValueError(f"{self.prefix}: {name} of a rank is {size}; {RUNNER} needs a multiple of {GROUP}")
         if params_dtype != torch.bfloat16:
             raise ValueError(f"{self.prefix}: the model runs in {params_dtype}; {RUNNER} needs --dtype bfloat16")
-        self.ledger = ShardLedger(before=self._restore)
+        self.ledger = ShardLedger(before=lambda: self._restore(layer))
         attributes = dict(extra_weight_attrs, weight_loader=self.ledger.wrap(extra_weight_attrs["weight_loader"]))
         rows13, inter = 2 * intermediate_size_per_partition, intermediate_size_per_partition
         for name, rows, columns in (("w13", rows13, hidden_size), ("w2", hidden_size, inter)):
@@ -134,7 +134,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         """
         from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 
-        assert self.weights is not None, f"{self.prefix}: forward before process_weights_after_loading"
+        weights = self._present_weights(layer)
         role = "draft" if sglang_api.is_draft_prefix(self.prefix) else "target"
         report.once(
             ("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)"
@@ -145,7 +145,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         out = sglang_api.empty_for_all_reduce(hidden)
         mxfp4_moe.mxfp4_moe(
             hidden,
-            self.weights,
+            weights,
             sglang_api.local_expert_ids(layer, topk.topk_ids),
             topk.topk_weights.to(torch.float32),
             swiglu_limit=self.config.swiglu_limit,
@@ -161,11 +161,25 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
             return 1.0
         return self.config.routed_scaling_factor or 1.0
 
-    def _restore(self) -> None:
+    def _restore(self, layer: torch.nn.Module) -> None:
         """Back to the checkpoint's layout, in place, because new tensors are about to be written."""
         if self.weights is not None:
-            mxfp4_moe.restore_weights(self.weights)
+            mxfp4_moe.restore_weights(self._present_weights(layer))
             self.weights = None
+
+    def _present_weights(self, layer: torch.nn.Module) -> mxfp4_moe.PreparedWeights:
+        """What was prepared, as long as it still is the layer's memory.
+
+        CPU offloading and schemes that bind expert weights anew exchange a parameter's storage after preparation.
+        """
+        if self.weights is None:
+            raise RuntimeError(f"{self.prefix}: used before process_weights_after_loading")
+        if self.weights.w13.data_ptr() != layer.w13_weight.data_ptr():
+            raise RuntimeError(
+                f"{self.prefix}: the expert weights were moved after {RUNNER} had prepared them; leave out CPU offloading "
+                "and weight replication for this layer, or give it another MoE runner"
+            )
+        return self.weights
 
     def _with_first_range(self, weights: mxfp4_moe.PreparedWeights) -> mxfp4_moe.PreparedWeights:
         """Keep the kernel variant of the first load, because captured CUDA graphs do.
