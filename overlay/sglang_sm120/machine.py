@@ -78,9 +78,9 @@ def hints(machine: dict[str, Any] | None) -> list[str]:
     told = []
     if len(found) > 1 and all(card["nvlinks"] == 0 for card in found):
         told.append(
-            f"{len(found)} GPUs without NVLink: tensor parallelism sums over PCIe after each layer. Others report 41 to "
-            "50 % of decode time there at TP4 (the sm120-moe-bench project). Prefer the smallest --tp whose weights fit "
-            "(`sglang-sm120 plan` shows them); SGLang fuses no all-reduce on SM120 by itself: nothing to turn off"
+            f"{len(found)} GPUs without NVLink: tensor parallelism sums over PCIe after each layer. Others report 41 "
+            "to 50 % of decode time there at TP4 (the sm120-moe-bench project). Prefer the smallest --tp whose weights "
+            "fit (`sglang-sm120 plan` shows them); SGLang fuses no all-reduce on SM120 by itself: nothing to turn off"
         )
     narrow = [card["name"] for card in found if card["pcie_width"] not in (None, 16)]
     if narrow and len(found) > 1:
@@ -89,6 +89,6 @@ def hints(machine: dict[str, Any] | None) -> list[str]:
         )
     if any(card["arch"] == "sm121" for card in found):
         told.append(
-            "GB10 on SGLang 0.5.19 and older: set SGLANG_ENABLE_JIT_DEEPGEMM=0; they switch DeepGEMM off for sm_120 only"
+            "GB10 on SGLang 0.5.19 and older: set SGLANG_ENABLE_JIT_DEEPGEMM=0; they switch it off for sm_120 only"
         )
     return told

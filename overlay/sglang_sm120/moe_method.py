@@ -176,8 +176,8 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
             raise RuntimeError(f"{self.prefix}: used before process_weights_after_loading")
         if self.weights.w13.data_ptr() != layer.w13_weight.data_ptr():
             raise RuntimeError(
-                f"{self.prefix}: the expert weights were moved after {RUNNER} had prepared them; leave out CPU offloading "
-                "and weight replication for this layer, or give it another MoE runner"
+                f"{self.prefix}: the expert weights were moved after {RUNNER} had prepared them; leave out CPU "
+                "offloading and weight replication for this layer, or give it another MoE runner"
             )
         return self.weights
 
