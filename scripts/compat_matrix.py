@@ -34,8 +34,8 @@ _ONE_ARCH = ("0.5.15.post1",)
 
 
 def parts(wanted: list[str], archs: list[str]) -> list[tuple[str, str]]:
-    """The (release, architecture) pairs to run, newest first: the longest end up side by side."""
-    found = [(r, a) for r in reversed(wanted) for a in archs if r not in _ONE_ARCH or a == "sm120"]
+    """The (release, architecture) pairs to run, an architecture at a time."""
+    found = [(r, a) for a in archs for r in reversed(wanted) if r not in _ONE_ARCH or a == "sm120"]
     return [(r, a) for r, a in found if rows.rows_for(r, a)]
 
 
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--releases", default=",".join(releases.PROVEN))
     parser.add_argument("--archs", default=",".join(rows.SM12X + rows.OTHERS))
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side (2)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="finished parts: go on from there after an interruption")
     parser.add_argument("--smoke", action="store_true", help="a few rows of one release per era, on SM120 and SM100")
     parser.add_argument("--check", action="store_true", help="do not write docs/COMPAT.md, compare it")
     parser.add_argument("--no-run", action="store_true", help="with --check: compare with the expectations, run nothing")
@@ -64,7 +65,7 @@ def main() -> int:
     except cache.Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    cells = _run(parts(wanted, archs), chosen, a.jobs)
+    cells = _run(parts(wanted, archs), chosen, a.jobs, a.keep)
     if a.record:
         a.record.write_text(json.dumps(expected.record(cells), indent=1) + "\n")
         return 0
@@ -78,9 +79,9 @@ def main() -> int:
     return document.check(table) if a.check else document.write(table, len(cells))
 
 
-def _run(pairs: list[tuple[str, str]], chosen: list[rows.Row], jobs: int) -> list[run.Cell]:
+def _run(pairs: list[tuple[str, str]], chosen: list[rows.Row], jobs: int, keep: Path | None) -> list[run.Cell]:
     started, cells = time.monotonic(), []
-    for (release, arch), found in zip(pairs, run.run_all(pairs, chosen, jobs), strict=True):
+    for (release, arch), found in zip(pairs, run.run_all(pairs, chosen, jobs, keep), strict=True):
         cells += found
         print(f"{time.monotonic() - started:5.0f} s  {release:12} {arch}: {len(found)} launches", file=sys.stderr)
     return cells

@@ -80,19 +80,15 @@ class Tree:
                         yield module, node.name
 
 
-def locate(given: Path, scratch: Path) -> Path:
-    """The directory that holds the package `sglang`, from a wheel, an unpacked wheel or a checkout.
-
-    Raises:
-        SystemExit: there is none.
-    """
+def locate(given: Path, scratch: Path) -> Path | None:
+    """The directory that holds the package `sglang`, from a wheel, an unpacked wheel or a checkout; None without one."""
     if given.suffix == ".whl" and given.is_file():
         cache.unpack(given, scratch)
         given = scratch
     for candidate in (given, given / "python", given.parent):
         if (candidate / "sglang" / "srt").is_dir():
             return candidate
-    raise SystemExit(f"--check {given}: neither a wheel of SGLang nor a directory that holds sglang/srt")
+    return None
 
 
 def compare(basis: str, old: Tree, new: Tree) -> list[Finding]:
@@ -151,7 +147,10 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        new = Tree(locate(a.check, Path(scratch)))
+        directory = locate(a.check, Path(scratch))
+        if directory is None:
+            parser.error(f"--check {a.check}: neither a wheel of SGLang nor a directory that holds sglang/srt")
+        new = Tree(directory)
         findings, gained = compare(a.basis, old, new), seams(old, new)
     if a.json:
         print(json.dumps({"basis": a.basis, "targets": [asdict(f) for f in findings], "seams": gained}, indent=1))

@@ -15,12 +15,12 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sglang_sm120 import patching, report, sglang_api, simulate
+from sglang_sm120 import patching, report, settings, sglang_api, simulate, traps
 
 
 def decide(request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request; problems end up in `errors`."""
-    answer: dict[str, Any] = {"target": None, "draft": None, "errors": [], "warnings": []}
+    answer: dict[str, Any] = {"target": None, "draft": None, "parallel": None, "errors": [], "warnings": []}
     try:
         _steps(request, answer)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
@@ -37,8 +37,14 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    given = traps.environment()
     server_args = _resolve(["--model-path", request["model"], *request["flags"]])
+    sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm")
+    answer["parallel"] = {name: sglang_api.resolved(server_args, name) for name in sizes}
     sglang_api.publish_as_scheduler(server_args)
+    if request["arch"] in settings.ARCHITECTURES:
+        kind = sglang_api.expert_kind(sglang_api.model_config(server_args))
+        answer["warnings"] += traps.warnings(given, server_args, request["arch"], kind)
     answer["target"] = _target(server_args, request, answer)
     algorithm = sglang_api.resolved(server_args, "speculative_algorithm")
     if algorithm:

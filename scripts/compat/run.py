@@ -98,7 +98,26 @@ def ask(scenarios: list[dict[str, Any]], arch: str, environment: dict[str, str])
         raise SystemExit(f"the worker ended with status {done.returncode} and no answer:\n{done.stderr[-3000:]}") from None
 
 
-def run_all(parts: Iterable[tuple[str, str]], rows: list[Row], jobs: int) -> Iterator[list[Cell]]:
-    """Each (release, architecture), `jobs` processes at a time, as they end."""
+def run_all(parts: Iterable[tuple[str, str]], rows: list[Row], jobs: int, keep: Path | None = None) -> Iterator[list[Cell]]:
+    """Each (release, architecture), `jobs` processes at a time, as they end.
+
+    Args:
+        parts: what to run.
+        rows: launches.
+        jobs: processes side by side.
+        keep: directory of finished parts: what is there is not run again, what is run is put there.
+    """
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda part: run(*part, rows), parts)
+        yield from pool.map(lambda part: _kept(*part, rows, keep), parts)
+
+
+def _kept(release: str, arch: str, rows: list[Row], keep: Path | None) -> list[Cell]:
+    file = keep / f"{release}-{arch}.json" if keep else None
+    if file is None or not file.exists():
+        cells = run(release, arch, rows)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps([[c.row.id, c.side, c.document] for c in cells]))
+        return cells
+    by_id = {row.id: row for row in rows}
+    return [Cell(release, arch, by_id[i], side, found) for i, side, found in json.loads(file.read_text())]
