@@ -1,0 +1,97 @@
+"""Write the parts of README that come from receipts and from the list of releases; `--check` fails on stale ones.
+
+    ./scripts/python docs/generate.py [--check]
+
+Figures come from `benchmarks/receipts/` and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120 import releases
+
+ROOT = Path(__file__).resolve().parent.parent
+RECEIPTS = ROOT / "benchmarks" / "receipts"
+NOTHING = "No receipt holds a time on an SM120 or SM121, so there is no figure to show."
+
+
+def receipts() -> list[tuple[str, dict[str, Any]]]:
+    """File name and document of each receipt of `sglang-sm120 selftest` that has times."""
+    found = []
+    for file in sorted(RECEIPTS.rglob("*.json")):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and document.get("kind") == "selftest" and document.get("timing"):
+            found.append((str(file.relative_to(ROOT)), document))
+    return found
+
+
+def is_sm12x(document: dict[str, Any]) -> bool:
+    """Whether the receipt is of a card that the overlay is for."""
+    return (document["device"].get("capability") or (0, 0))[0] == 12
+
+
+def figures() -> str:
+    """A table for each receipt, SM120 and SM121 first."""
+    known = sorted(receipts(), key=lambda item: (not is_sm12x(item[1]), item[0]))
+    parts = [] if any(is_sm12x(document) for _, document in known) else [NOTHING]
+    parts += [_table(name, document) for name, document in known]
+    return "\n\n".join(parts)
+
+
+def _table(name: str, document: dict[str, Any]) -> str:
+    device, versions = document["device"], document["versions"]
+    capability = "".join(map(str, device["capability"]))
+    head = (
+        f"{device['name']} (SM{capability}), {document['started'][:10]}, Triton {versions.get('triton')}, one layer, "
+        "cold L2, CUDA graph, medians. Floor: bytes over the copy bandwidth of the same run, "
+        f"{document['copy_bytes_per_s'] / 1e12:.2f} TB/s. [Receipt]({name})."
+    )
+    titles = ("experts, hidden, intermediate", "tokens", "activations", "floor, µs", "kernel, µs")
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in document["timing"]:
+        shape = f"{row['experts']}, {row['hidden']}, {row['inter']}"
+        times = f"{row['floor_us']:.1f} | {row['median_us']:.1f}"
+        rows.append(f"| {shape} | {row['tokens']} | {row['activation']} | {times} |")
+    return "\n".join([head, "", *rows])
+
+
+def replace(text: str, marker: str, content: str, inline: bool = False) -> str:
+    """The text with what stands between a marker's two comments replaced."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"markers {start} and {end} must each stand once in README.md")
+    head, rest = text.split(start)
+    inner = content if inline else f"\n{content}\n"
+    return head + start + inner + end + rest.split(end)[1]
+
+
+def readme() -> str:
+    """README.md as it should be."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = replace(text, "releases", releases.describe(), inline=True)
+    return replace(text, "figures", figures())
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where README.md is out of date")
+    check = parser.parse_args().check
+    file, wanted = ROOT / "README.md", readme()
+    if file.read_text(encoding="utf-8") == wanted:
+        return 0
+    if check:
+        print("README.md is out of date; run docs/generate.py", file=sys.stderr)
+        return 1
+    file.write_text(wanted, encoding="utf-8")
+    print("wrote README.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
