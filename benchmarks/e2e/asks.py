@@ -1,0 +1,105 @@
+"""What is asked of a server: the same prompts of each, at temperature 0, and a short load."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+VOCABULARY = 16384
+NEW_TOKENS = 48
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Token ids."""
+    return random.Random(seed).choices(range(10, VOCABULARY), k=length)
+
+
+PROMPTS = [prompt(length, seed) for seed, length in enumerate((7, 12, 19, 26, 33, 40, 48, 56))]
+
+
+def post(url: str, path: str, body: dict[str, Any], timeout: float) -> Any:
+    """A JSON answer.
+
+    Raises:
+        OSError: no answer, or one that is an error; the message holds the beginning of its body.
+    """
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise OSError(f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}") from error
+
+
+def generate(
+    url: str, ids: list[int], new: int = NEW_TOKENS, logprobs: bool = False, timeout: float = 120
+) -> dict[str, Any]:
+    """One greedy request: ids, seconds and what SGLang says of the draft; or the error."""
+    body: dict[str, Any] = {"input_ids": ids, "return_logprob": logprobs}
+    body["sampling_params"] = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+    start = time.monotonic()
+    try:
+        got = post(url, "/generate", body, timeout)
+    except OSError as error:
+        return {"error": f"{type(error).__name__}: {error}"[:400], "seconds": round(time.monotonic() - start, 4)}
+    meta = got["meta_info"]
+    row = {"seconds": round(time.monotonic() - start, 4), "ids": got["output_ids"]}
+    row |= {k: v for k, v in meta.items() if k.startswith("spec_") and isinstance(v, (int, float))}
+    if logprobs:
+        row["logprobs"] = [round(entry[0], 6) for entry in meta["output_token_logprobs"]]
+    return row
+
+
+def exchange(url: str, until: float) -> dict[str, Any]:
+    """Every prompt alone, the first ones again, a batch of four, and logprobs; stops early when `until` has come."""
+    rows: dict[str, Any] = {}
+
+    def ask(name: str, todo: list[list[int]], at_once: int, **options: Any) -> None:
+        left = until - time.monotonic()
+        if left > 5:
+            with ThreadPoolExecutor(at_once) as pool:
+                rows[name] = list(pool.map(lambda ids: generate(url, ids, timeout=min(120, left), **options), todo))
+
+    ask("alone", PROMPTS, 1)
+    ask("again", PROMPTS[:4], 1)
+    ask("batch", PROMPTS[:4], 4)
+    ask("logprobs", PROMPTS, 1, logprobs=True)
+    return rows
+
+
+def load(url: str, at_once: int, count: int, length: int = 32, new: int = 64, timeout: float = 60) -> dict[str, Any]:
+    """`count` requests, `at_once` at a time, each sent when an earlier one is answered."""
+    start = time.monotonic()
+    with ThreadPoolExecutor(at_once) as pool:
+        seeds = range(1000, 1000 + count)
+        rows = list(pool.map(lambda seed: generate(url, prompt(length, seed), new, timeout=timeout), seeds))
+    wall = time.monotonic() - start
+    good = [row for row in rows if "error" not in row]
+    seconds = sorted(row["seconds"] for row in good)
+    return {
+        "at_once": at_once,
+        "requests": count,
+        "errors": [row["error"] for row in rows if "error" in row],
+        "prompt_tokens": length,
+        "new_tokens": new,
+        "wall_s": round(wall, 3),
+        "tokens_per_s": round(sum(len(row["ids"]) for row in good) / wall, 1),
+        "accept_length": round(statistics.fmean(row["spec_accept_length"] for row in good), 3) if good else None,
+        "seconds": seconds,
+    }
+
+
+def update(url: str, directory: str, timeout: float = 90) -> dict[str, Any]:
+    """Load other weights into the running server."""
+    start = time.monotonic()
+    try:
+        got = post(url, "/update_weights_from_disk", {"model_path": directory}, timeout)
+    except OSError as error:
+        got = {"success": False, "message": f"{type(error).__name__}: {error}"[:600]}
+    return {"success": got["success"], "message": got["message"], "seconds": round(time.monotonic() - start, 2)}
