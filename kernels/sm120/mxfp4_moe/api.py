@@ -53,8 +53,9 @@ def mxfp4_moe(
         return y.zero_()
     x, topk_ids, topk_weights = _rows(x), topk_ids.contiguous(), topk_weights.contiguous()
     layer = launch.Layer(w, limit, factor, activation == "mxfp8", batch_invariant)
-    for start in range(0, tokens, schedule.CHUNK_TOKENS):
-        part = slice(start, start + schedule.CHUNK_TOKENS)
+    chunk = schedule.chunk_tokens(top_k, w.hidden_size, w.intermediate_size)
+    for start in range(0, tokens, chunk):
+        part = slice(start, start + chunk)
         layer.run(x[part], topk_ids[part], topk_weights[part], y[part])
     return y
 

@@ -97,19 +97,6 @@ def times_power_of_two(x, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def prefetch_to_l2(ptrs):
-    """Ask for the cache lines that hold the given addresses; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [ptrs.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def to_bf16(v, ASM: tl.constexpr):
     """float32 to bf16, to nearest even. The interpreter's own conversion truncates, so there it is done on the bits."""
     if ASM:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import prefetch_to_l2, round_to_mxfp8, to_bf16, to_fp8_bytes
+from .decode import round_to_mxfp8, to_bf16, to_fp8_bytes
 from .product_bf16 import accumulate
 from .product_fp8 import accumulate_fp8
 from .product_wide import accumulate_wide
@@ -105,17 +105,16 @@ def gate_up(
 
 @kernel
 def down(
-    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts, prefetching_programs,
+    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr, PREFETCH: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""
     TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
     pid = tl.program_id(0)
     tile = pid % TILES
-    # Neither the routing nor the weights depend on the first product: with dependent launch they are fetched during its
-    # tail, by the programs that find room beside it.
+    # The routing does not depend on the first product: with dependent launch it is read during that product's tail.
     expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
     if count == 0:
         return
@@ -124,10 +123,6 @@ def down(
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 2)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 64)
     if PDL:
-        if PREFETCH and pid < prefetching_programs:
-            LINES: tl.constexpr = (BN * INTER // 2 + 127) // 128
-            line = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1)
-            prefetch_to_l2(w_ptr + tl.minimum((tile * LINES + line) * 128, INTER * HIDDEN // 2 - 1))
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if FP8:

@@ -36,7 +36,9 @@ class Layer:
         fp8 = self.mxfp8 and (has_native_fp8(device) if self.native_fp8 is None else self.native_fp8)
         wide = w.wide_scales or self.limit > NARROW_LIMIT
         p = schedule.plan(
-            tokens, top_k, experts, hidden, inter, schedule.sm_count(device), self.mxfp8, fp8, self.batch_invariant, wide
+            schedule.Work(tokens, top_k, experts, hidden, inter, self.mxfp8, fp8, self.batch_invariant, wide),
+            schedule.sm_count(device),
+            schedule.is_sm90(device),
         )
         compiled, pdl = device.type == "cuda", has_pdl(device)
         common = {"PDL": pdl, "launch_pdl": pdl}
@@ -62,7 +64,7 @@ class Layer:
         )  # fmt: skip
         gemm.down.launch(
             (p.groups * -(-hidden // p.down.rows),), device, h, _pairs(hs), w.w2, _pairs(w.w2_scale), o, sorted_ids,
-            counts, routes, experts, p.prefetch, PREFETCH=pdl and p.prefetch > 0, **_tile(p.down), **shared,
+            counts, routes, experts, **_tile(p.down), **shared,
         )  # fmt: skip
         width = min(1024, _power_of_two(hidden))
         reduce.combine.launch(

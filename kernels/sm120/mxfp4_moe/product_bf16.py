@@ -79,29 +79,25 @@ def accumulate(
     IN: tl.constexpr = 0 if WIDE or not ASM else SHIFT
     OUT: tl.constexpr = 126 - (WIDE_SHIFT if WIDE else SHIFT) if ASM else 0
     SUPERBLOCKS: tl.constexpr = K // 64
-    STEPS: tl.constexpr = (SUPERBLOCKS + SB - 1) // SB
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
-    # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask one slice of L2
-    # for the same lines at the same time. The order of additions depends on the row alone.
-    start = tile * BN // 64 % max(STEPS, 1)
-    for i in tl.range(0, STEPS, num_stages=STAGES):
-        step = start + i
-        step = tl.where(step >= STEPS, step - STEPS, step)
+    for step in tl.range(0, (SUPERBLOCKS + SB - 1) // SB, num_stages=STAGES):
         if MASKED:
             inside = step * SB + batch < SUPERBLOCKS
             w_mask = inside[:, None] & (row < N)[None, :]
             x_mask = inside[:, None, None] & valid[None, None, :]
-            w_at = w_offs + step * (SB * 1024)
-            lo, hi = _codes(w_ptr, w_at, byte[None, None, :], w_mask[:, :, None], True, WIDE, ASM)
-            pair = tl.load(s_ptr + s_offs + step * (SB * 32), mask=w_mask, other=0).to(tl.int32)
+            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], w_mask[:, :, None], True, WIDE, ASM)
+            pair = tl.load(s_ptr + s_offs, mask=w_mask, other=0).to(tl.int32)
         else:
             x_mask = valid[None, None, :]
-            lo, hi = _codes(w_ptr, w_offs + step * (SB * 1024), byte[None, None, :], None, False, WIDE, ASM)
-            pair = tl.load(s_ptr + s_offs + step * (SB * 32)).to(tl.int32)
-        x_lo = _activations(x_ptrs + step * (SB * 64), x_mask, IN, ASM)
-        x_hi = _activations(x_ptrs + step * (SB * 64) + 32, x_mask, IN, ASM)
+            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
+            pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        x_lo = _activations(x_ptrs, x_mask, IN, ASM)
+        x_hi = _activations(x_ptrs + 32, x_mask, IN, ASM)
         acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
         acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+        w_offs += SB * 1024
+        s_offs += SB * 32
+        x_ptrs += SB * 64
     if K % 64 != 0:
         acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, N, K, SB, IN, WIDE, ASM)
     total = tl.sum(acc, 0)

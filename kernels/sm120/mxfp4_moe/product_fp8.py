@@ -59,28 +59,26 @@ def accumulate_fp8(
     xs_ptrs = xs_rows[:, None] + block[None, :]
     acc = tl.full((BN, BT), 0.0, tl.float32)
     SUPERBLOCKS: tl.constexpr = K // 64
-    STEPS: tl.constexpr = (SUPERBLOCKS + SB - 1) // SB
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
-    start = tile * BN // 64 % max(STEPS, 1)  # as in `product_bf16`
-    for i in tl.range(0, STEPS, num_stages=STAGES):
-        step = start + i
-        step = tl.where(step >= STEPS, step - STEPS, step)
-        w_at, s_at = w_offs + step * (SB * 1024), s_offs + step * (SB * 32)
-        x_at, xs_at = x_ptrs + step * (SB * 64), xs_ptrs + step * SB
+    for step in tl.range(0, (SUPERBLOCKS + SB - 1) // SB, num_stages=STAGES):
         if MASKED:
             inside = step * SB + block < SUPERBLOCKS
             column_inside = step * SB + column // 32 < SUPERBLOCKS
-            w = tl.load(w_ptr + w_at, mask=(row < N)[:, None] & column_inside[None, :], other=0)
-            pair = tl.load(s_ptr + s_at, mask=(row < N)[:, None] & inside[None, :], other=0)
+            w = tl.load(w_ptr + w_offs, mask=(row < N)[:, None] & column_inside[None, :], other=0)
+            pair = tl.load(s_ptr + s_offs, mask=(row < N)[:, None] & inside[None, :], other=0)
             x_mask, xs_mask = valid[None, :] & column_inside[:, None], valid[:, None] & inside[None, :]
         else:
-            w = tl.load(w_ptr + w_at)
-            pair = tl.load(s_ptr + s_at)
+            w = tl.load(w_ptr + w_offs)
+            pair = tl.load(s_ptr + s_offs)
             x_mask, xs_mask = valid[None, :], valid[:, None]
-        x_lo = tl.load(x_at, mask=x_mask, other=0)
-        x_hi = tl.load(x_at + 32, mask=x_mask, other=0)
-        x_pair = tl.load(xs_at, mask=xs_mask, other=0)
+        x_lo = tl.load(x_ptrs, mask=x_mask, other=0)
+        x_hi = tl.load(x_ptrs + 32, mask=x_mask, other=0)
+        x_pair = tl.load(xs_ptrs, mask=xs_mask, other=0)
         acc = _dot_pair(w, pair, x_lo, x_hi, x_pair, acc)
+        w_offs += SB * 1024
+        s_offs += SB * 32
+        x_ptrs += SB * 64
+        xs_ptrs += SB
     if K % 64 != 0:
         acc = _last_block(acc, w_ptr, s_ptr, x_rows, xs_rows, row, valid, N, K)
     return acc

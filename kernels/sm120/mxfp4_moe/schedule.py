@@ -8,72 +8,111 @@ import functools
 import torch
 
 SCAN_LIMIT = 63  # routes up to which each program finds its group by scanning the ids (they fit one int64)
-CHUNK_TOKENS = 4096  # prefill goes in chunks: with top-8 and H 7168 the two workspaces stay under 512 MiB
+CHUNK_TOKENS = 4096  # prefill goes in chunks of at most this, and of at most WORKSPACE_BYTES
+WORKSPACE_BYTES = 500 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
+    """rows (BN) x tokens (BT) of a program; stages of its pipeline, warps, superblocks of 64 columns a step."""
+
     rows: int
     tokens: int
     stages: int = 3
-    warps: int = 2
-    superblocks: int = 2  # of 64 columns, in one step; a warp takes one
+    warps: int = 1
+    superblocks: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What decides a plan. mxfp8 rounds in the first product's epilogue, fp8 multiplies natively; `wide_range` layers need
+    the slower exact kernels; `invariant` wants a token's bits not to depend on its batch."""
+
+    tokens: int
+    top_k: int
+    experts: int
+    hidden: int
+    inter: int
+    mxfp8: bool = False
+    fp8: bool = False
+    invariant: bool = False
+    wide_range: bool = False
+
+    @property
+    def routes(self) -> int:
+        return self.tokens * self.top_k
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
+    """scan: groups found in the kernel, else by `sort_routes`. groups: programs per row tile. many: `product_wide`."""
+
     scan: bool
     groups: int
     gate_up: Tile
     down: Tile
     partial: torch.dtype
-    prefetch: int = 0
-    many: bool = False
+    many: bool
+
+
+def chunk_tokens(top_k: int, hidden: int, inter: int) -> int:
+    """Tokens to process at once: per route there are I and H values of bf16 between the kernels."""
+    return max(512, min(CHUNK_TOKENS, WORKSPACE_BYTES // (2 * top_k * (hidden + inter)) // 256 * 256))
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(
-    tokens: int,
-    top_k: int,
-    experts: int,
-    hidden: int,
-    inter: int,
-    sms: int,
-    mxfp8: bool,
-    fp8: bool,
-    invariant: bool,
-    wide_range: bool,
-) -> Plan:
-    """The launch for `tokens` tokens: mxfp8 rounds in the first product's epilogue, fp8 multiplies natively.
+def plan(work: Work, sms: int, sm90: bool) -> Plan:
+    """The launch for this work on a GPU of `sms` SMs.
 
-    `invariant` keeps to tiles that give a token the same bits in any batch: the order of additions depends on the
-    superblocks a step, on whether weights or sums are scaled, and on the type of the partial results; on nothing else.
+    Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, sums scaled in float32), whatever
+    its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16.
     """
-    routes = tokens * top_k
-    scan = routes <= SCAN_LIMIT
-    expected = routes / experts
-    many = expected > 16 and not invariant and not wide_range and not fp8 and hidden % 128 == 0 and inter % 64 == 0
-    width = 8 if expected <= 8 else 16 if expected <= 16 else 128 if many and expected > 64 else 64 if many else 32
-    active = min(routes, experts)
-    groups = routes if scan else min(routes, active + routes // width)
-    partial = torch.float32 if invariant or tokens <= 512 else torch.bfloat16
-    if fp8:
-        tiles = [Tile(64, width, superblocks=4)] * 2
+    w = work
+    scan = w.routes <= SCAN_LIMIT
+    expected = w.routes / w.experts  # routes of an expert
+    active = min(w.routes, w.experts)
+    divisible = w.hidden % 128 == 0 and w.inter % 64 == 0
+    many = expected > 16 and divisible and not (w.invariant or w.wide_range or w.fp8)
+    width = _group_width(expected, many, w.fp8, sm90)
+    if w.fp8:
+        tiles = [_fp8_tile(width)] * 2
     elif many:
-        tiles = [Tile(128, width, warps=8 if width == 128 else 4, superblocks=2 if k % 128 == 0 else 1) for k in (hidden, inter)]
+        tiles = [_many_tile(width, k) for k in (w.hidden, w.inter)]
     else:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
-        rows = (_rows(2 * inter, active, sms, 64 if mxfp8 else 16), _rows(hidden, active, sms, 16))
-        tiles = [Tile(r, width) for r in rows]
-    return Plan(scan, groups, tiles[0], tiles[1], partial, many=many)
+        tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
+    groups = w.routes if scan else min(w.routes, active + w.routes // width)
+    partial = torch.float32 if w.invariant or w.tokens <= 512 else torch.bfloat16
+    return Plan(scan, groups, tiles[0], tiles[1], partial, many)
 
 
-def _rows(total: int, active: int, sms: int, least: int) -> int:
-    """The largest tile that still gives every SM two programs of two warps."""
-    for rows in (64, 32):
-        if rows <= least or -(-total // rows) * active >= 2 * sms:
-            return rows
-    return max(16, least)
+def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
+    if expected <= 8:  # a group of 8 that overflows costs less than one of 16 half empty
+        return 8
+    if expected <= 16:
+        return 16
+    if expected <= 40 or not (many or fp8):
+        return 32
+    return 128 if many and sm90 and expected > 64 else 64
+
+
+def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Tile:
+    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while it still does."""
+    if width == 32:
+        return Tile(64, width, warps=2)  # 64 rows are too many registers for one warp
+    programs = -(-total // 64) * active
+    if quantized or programs >= 10 * sms:
+        return Tile(64, width)
+    return Tile(32, width, stages=4 if programs < 4 * sms else 3)
+
+
+def _many_tile(width: int, k: int) -> Tile:
+    superblocks = 2 if k % 128 == 0 else 1
+    return Tile(128, width, stages=2 if width == 128 else 3, warps=4, superblocks=superblocks)
+
+
+def _fp8_tile(width: int) -> Tile:
+    return Tile(128, width, warps=4, superblocks=2) if width == 64 else Tile(64, width, warps=2, superblocks=4)
 
 
 @functools.cache
