@@ -27,7 +27,7 @@ from launches import DUMMY, LAUNCHES, Launch
 from server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST_PORT = 31000
+FIRST_PORT, PORTS_APART = 21000, 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 OTHER_SEED = 1  # of the weights that a running server is updated to
@@ -78,7 +78,15 @@ class Run:
 
     def start(self, launch: Launch, number: int, more: tuple[str, ...] = ()) -> Server:
         """Start a server and enter it into the results."""
-        server = Server(launch, self.model(launch.kind), FIRST_PORT + number, self.out, self.caches, more, self.command)
+        server = Server(
+            launch,
+            self.model(launch.kind),
+            FIRST_PORT + PORTS_APART * number,
+            self.out,
+            self.caches,
+            more,
+            self.command,
+        )
         with self._lock:
             self.servers[launch.name] = server
             self.results[launch.name] = {
