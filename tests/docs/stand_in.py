@@ -1,0 +1,63 @@
+"""Stands in for python3, sglang-sm120 and pip while the commands of the documents and recipes run.
+
+Called as PROGRAM ARGUMENTS... by small scripts on PATH. Planning and launching take SGLang's import each, so they are
+noted and resolved together afterwards; everything else is really done.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NOTES = Path(os.environ["STAND_IN_NOTES"])
+PIP = os.environ["STAND_IN_PIP"]  # the python of a clean environment
+
+
+def note(kind, arguments):
+    settings = {k: v for k, v in os.environ.items() if k.startswith(("SGLANG_", "NCCL_", "GLOO_"))}
+    with NOTES.open("a", encoding="utf-8") as out:
+        out.write(json.dumps({"kind": kind, "arguments": arguments, "environment": settings}) + "\n")
+
+
+def python(arguments):
+    modules = {"sglang.launch_server": "launch", "sglang_router.launch_router": "router"}
+    if arguments[:2] == ["-c", "import sglang_router"]:
+        return 0
+    if arguments[0] == "-m" and arguments[1] in modules:
+        note(modules[arguments[1]], arguments[2:])
+        seconds, status = os.environ.get(f"STAND_IN_{modules[arguments[1]].upper()}", "0 0").split()
+        time.sleep(float(seconds))
+        return int(status)
+    if arguments[:2] == ["-m", "sglang_sm120.cli"]:
+        return command(arguments[2:])
+    return subprocess.call([sys.executable, *arguments])
+
+
+def command(arguments):
+    if arguments[0] == "plan":
+        note("plan", arguments[1:])
+        return 0
+    if arguments[0] == "selftest":  # half a minute, or a GPU; tests/integration runs it
+        from sglang_sm120 import cli
+
+        cli.parser().parse_args(arguments)
+        note("selftest", arguments[1:])
+        return 0
+    note(arguments[0], arguments[1:])
+    return subprocess.call([sys.executable, "-m", "sglang_sm120.cli", *arguments])
+
+
+def main():
+    program, arguments = sys.argv[1], sys.argv[2:]
+    if program == "python3":
+        return python(arguments)
+    if program == "pip":
+        note("pip", arguments)
+        return subprocess.call([PIP, "-m", "pip", *arguments])
+    return command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The launch recipes: usage, start, and stop."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from helpers import run
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+RECIPES = sorted(SCRIPTS.glob("serve_*.sh"))
+STARTABLE = [path for path in RECIPES if path.name != "serve_common.sh"]
+
+
+def test_shell_scripts_are_clean():
+    assert len(STARTABLE) >= 6
+    if shutil.which("shellcheck"):
+        done = run("shellcheck", "-x", "-P", "SCRIPTDIR", *RECIPES, cwd=SCRIPTS)
+        assert done.returncode == 0, done.stdout
+    for path in RECIPES:
+        assert run("bash", "-n", path).returncode == 0
+        assert path.name == "serve_common.sh" or os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("path", STARTABLE, ids=lambda p: p.name)
+def test_help_is_its_own_comment(path):
+    done = run(path, "--help")
+    assert done.returncode == 0
+    assert f"scripts/{path.name} MODEL" in done.stdout
+    assert "--dry-run" in done.stdout
+    assert "set -euo" not in done.stdout
+    assert len(done.stdout.splitlines()) < 45
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("serve_target.sh", "no MODEL"),
+        ("serve_target.sh --port 8000 /m", "MODEL comes before"),
+        ("serve_target.sh /m --tp many", "--tp is 'many'"),
+        ("serve_target.sh /m --tp", "--tp is ''"),
+        ("serve_eagle.sh /m --steps 0", "--steps is '0'"),
+        ("serve_pcie.sh /m", "expected 2, 4 or 8"),
+        ("serve_two_nodes.sh /m --head a", "--rank is ''"),
+        ("serve_two_nodes.sh /m --rank 0", "--head is missing"),
+        ("serve_two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
+        ("serve_disaggregated.sh /m --transfer pigeon", "expected nixl"),
+    ],
+)
+def test_wrong_usage_is_2(stand_ins, tree, line, says):
+    done, notes = stand_ins.run(f"scripts/{line}", tree)
+    assert (done.returncode, notes) == (2, [])
+    assert says in done.stderr
+
+
+def test_without_the_overlay_nothing_starts(stand_ins, tree):
+    done, notes = stand_ins.run("PYTHON=/bin/false scripts/serve_target.sh /m", tree)
+    assert (done.returncode, notes) == (1, [])
+    assert "not installed" in done.stderr
+
+
+def test_a_recipe_becomes_the_server(stand_ins, tree, model):
+    done, notes = stand_ins.run("scripts/serve_two_nodes.sh $MODEL --rank 1 --head h --gb10 --log-level info", tree)
+    assert done.returncode == 0
+    (launch,) = notes
+    assert launch["kind"] == "launch"
+    assert launch["arguments"][:2] == ["--model-path", str(model)]
+    assert launch["arguments"][-2:] == ["--log-level", "info"]
+    assert launch["environment"]["SGLANG_ENABLE_JIT_DEEPGEMM"] == "0"
+
+
+def alive_in_session(leader):
+    """Processes of a session, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                _, _, rest = (entry / "stat").read_text().rpartition(")")
+            except OSError:
+                continue
+            state, _, _, session = rest.split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def disaggregated(stand_ins, tree):
+    """Start the recipe of three programs in a session of its own; whatever is left is killed at the end."""
+    started = []
+
+    def start(**environment):
+        stand_ins.notes.write_text("")
+        command = [tree / "scripts" / "serve_disaggregated.sh", stand_ins.environment["MODEL"]]
+        process = subprocess.Popen(
+            command, env=stand_ins.environment | environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        deadline = time.monotonic() + 20
+        while stand_ins.notes.read_text().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert stand_ins.notes.read_text().count("\n") == 3
+        return process
+
+    yield start
+    for process in started:
+        for pid in alive_in_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_the_three_programs_leaves_none(disaggregated, sent, status):
+    process = disaggregated(STAND_IN_LAUNCH="60 0", STAND_IN_ROUTER="60 0")
+    process.send_signal(sent)
+    assert process.wait(timeout=20) == status
+    assert alive_in_session(process.pid) == []
+
+
+def test_when_one_ends_all_end(disaggregated):
+    process = disaggregated(STAND_IN_LAUNCH="60 0", STAND_IN_ROUTER="0.2 7")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 7
+    assert "ended with status 7" in said
+    assert alive_in_session(process.pid) == []
