@@ -20,7 +20,7 @@ RECIPES = [
     "serve_dspark.sh $MODEL --block 3 --draft $MODEL",
     "serve_pcie.sh $MODEL --tp 2",
     "serve_pcie.sh $MODEL --tp 4 --ep",
-    "serve_pcie.sh $MODEL --tp 8 --no-draft",
+    "serve_pcie.sh $MODEL --tp 4 --no-draft",
     "serve_two_nodes.sh $MODEL --rank 0 --head 192.168.100.1 --gb10 --interface eth1",
     "serve_two_nodes.sh $MODEL --rank 1 --head 192.168.100.1:26000 --no-draft",
     "serve_disaggregated.sh $MODEL --eagle",
