@@ -1,151 +1,292 @@
 #!/usr/bin/env python3
-"""Compile the MXFP4 MoE kernels for SM120 and SM121 without a GPU and report what the machine code looks like."""
+"""What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled and held to limits, without a GPU.
+
+    sm120_report.py                        the installed Triton, both architectures, as a table
+    sm120_report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
+    sm120_report.py --json                 the same as JSON
+    sm120_report.py --update-readme        rewrite the table between the markers in kernels/sm120/README.md
+
+Every tile that `schedule.plan` picks for the published shapes on a GPU of 188 SMs is compiled. Exit status 1 if a limit is
+broken or no tile was compiled.
+"""
+
+from __future__ import annotations
 
 import argparse
 import collections
+import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
-import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
+README = ROOT / "kernels" / "sm120" / "README.md"
+MARKERS = ("<!-- sm120_report: begin -->", "<!-- sm120_report: end -->")
+RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # what SGLang 0.5.12 to 0.5.23 pin, and the newest
+ARCHITECTURES = (120, 121)
+SMS = 188
+SHAPES = (  # hidden, intermediate of one rank, experts, top_k
+    *((4096, 2048 // tp, 256, 6) for tp in (1, 2, 4, 8)),
+    *((7168, 3072 // tp, 384, 6) for tp in (1, 2, 4, 8)),
+    *((5120, 2304 // tp, 384, 6) for tp in (1, 4)),
+)
+TOKENS = (1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Per SM of compute capability 12.x (CUDA C++ Programming Guide, table of technical specifications).
+SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED, REGISTERS_PER_SM, WARPS_PER_SM, CTAS_PER_SM = 102400, 101376, 1024, 65536, 48, 24
+# Thread-instructions of the main loop per weight, by token tile. The narrowest tile is what decoding uses; wider ones
+# spend more because the MMAs and scale products themselves grow with the tokens.
+INSTRUCTIONS = {
+    "bf16": {8: 4.2, 16: 4.2, 32: 4.5, 64: 5.6},
+    "mxfp8": {8: 1.9, 32: 2.4, 64: 3.1},
+}
 
 
-def compile_kernel(kernel, pointers, scalars, constants, arch, warps, stages):
+def tiles() -> list[dict[str, Any]]:
+    """Distinct (kernel, mode, tile) over the shapes, each with the first shape that uses it."""
+    import torch
+    from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for mode in ("bf16", "mxfp8"):
+        for hidden, inter, experts, top_k in SHAPES:
+            for tokens in TOKENS:
+                fp8 = mode == "mxfp8"
+                work = schedule.Work(tokens, top_k, experts, hidden, inter, fp8, fp8)
+                plan = schedule.plan(work, SMS, False)
+                for kernel, tile in (("gate_up", plan.gate_up), ("down", plan.down)):
+                    bf16 = plan.partial == torch.bfloat16
+                    key = (kernel, mode, tile, plan.many)
+                    found.setdefault(
+                        key,
+                        {"kernel": kernel, "mode": mode, "tile": tile, "many": plan.many, "scan": plan.scan,
+                         "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter, "top_k": top_k},
+                    )  # fmt: skip
+    return list(found.values())
+
+
+def compile_tile(config: dict[str, Any], arch: int) -> Any:
     import triton
+    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    fn = kernel.compiled
-    signature, attrs = {}, {}
-    for i, name in enumerate(fn.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        else:
-            signature[name] = pointers.get(name) or scalars[name]
-            if name in pointers or name in ("x_stride", "y_stride"):
-                attrs[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs)
-    return triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps, "num_stages": stages}
+    tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
+    constants = {
+        "HIDDEN": config["hidden"], "INTER": config["inter"], "RP": 64 if config["scan"] else 1,
+        "EP": 1 if config["scan"] else 256, "BN": tile.rows, "BT": tile.tokens, "SB": tile.superblocks,
+        "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False, "ASM": True,
+        "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
+    }  # fmt: skip
+    activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
+    types = {
+        "x_ptr": activations, "xs_ptr": pairs, "h_ptr": activations, "hs_ptr": "*u8" if fp8 and first else pairs,
+        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "counts_ptr": "*i32", "x_stride": "i32",
+        "limit": "fp32", "num_routes": "i32", "num_experts": "i32",
+    }  # fmt: skip
+    fn = getattr(gemm, config["kernel"]).compiled
+    signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
+    aligned = [i for i, name in enumerate(fn.arg_names) if name.endswith("_ptr") or name == "x_stride"]
+    source = ASTSource(
+        fn=fn,
+        signature=signature,
+        constexprs={name: value for name, value in constants.items() if name in fn.arg_names},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def disassemble(compiled):
+def run_tool(name: str, arguments: list[str], cubin: bytes) -> str:
+    """A tool of Triton's wheel (nvdisasm, cuobjdump) on a cubin."""
     import triton
 
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/nvdisasm")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(compiled.asm["cubin"])
+        f.write(cubin)
         f.flush()
-        return subprocess.run([tool, "-c", f.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, *arguments, f.name], capture_output=True, text=True, check=True).stdout
 
 
-def resources(compiled):
-    import triton
-
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(compiled.asm["cubin"])
-        f.flush()
-        out = subprocess.run([tool, "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
-    return (
-        int(re.search(r"REG:(\d+)", out)[1]),
-        int(re.search(r"STACK:(\d+)", out)[1]),
-        int(re.search(r"LOCAL:(\d+)", out)[1]),
-    )
-
-
-def loop_of(sass):
-    labels, ins = {}, []
+def main_loop(sass: str) -> tuple[list[str], list[str]]:
+    """(all instructions, those of the backward branch's body that holds the most MMAs)."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
     for line in sass.splitlines():
-        m = re.match(r"\s*(\.L_x_\d+):", line)
-        if m:
-            labels[m[1]] = len(ins)
-            continue
-        m = re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line)
-        if m:
-            ins.append(m[1].strip())
-    best = None
-    for i, s in enumerate(ins):
-        m = re.search(r"BRA.*`\((\.L_x_\d+)\)", s)
-        if m and labels.get(m[1], 1 << 30) <= i:
-            a = labels[m[1]]
-            n = sum("MMA" in x for x in ins[a:i])
-            if n and (best is None or n > best[2]):
-                best = (a, i, n)
-    return ins, (ins[best[0] : best[1] + 1] if best else [])
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            instructions.append(instruction[1].strip())
+    best, most = (0, 0), 0
+    for i, text in enumerate(instructions):
+        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", text)
+        start = labels.get(target[1], len(instructions)) if target else len(instructions)
+        mmas = sum("MMA" in t for t in instructions[start:i])
+        if mmas > most:
+            best, most = (start, i + 1), mmas
+    return instructions, instructions[slice(*best)]
 
 
-def configs(args):
-    for mode in ("bf16",):
-        for BN, BT in ((64, 8), (32, 8), (16, 8), (64, 16), (64, 32)):
-            for name, K in (("gate_up", 4096), ("down", 1024)):
-                yield mode, name, 4096, 1024, BN, BT, 4
+def opcode(instruction: str) -> str:
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 
 
-def main():
-    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
+def words_are_whole(ttgir: str) -> bool:
+    """Whether every four-byte decode sees four neighbouring bytes of a row in a thread's registers.
 
-    p = argparse.ArgumentParser()
-    p.add_argument("--arch", type=int, default=120)
-    p.add_argument("--sass")
-    p.add_argument("--wide", action="store_true")
-    a = p.parse_args()
+    True for MMA operands of kWidth 4 and for blocked layouts with at least 4 elements a thread along the last dimension.
+    """
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
+    decodes = re.findall(r"packed_element = 4 .*?\} [^:]*: tensor<[0-9x]+xi8, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>", ttgir)
+    for layout in decodes:
+        text = layouts.get(layout, layout)
+        blocked = re.search(r"sizePerThread = \[([0-9, ]+)\].*order = \[(\d)", text)
+        if blocked:
+            sizes = [int(n) for n in blocked[1].split(",")]
+            whole = sizes[-1] % 4 == 0 and int(blocked[2]) == len(sizes) - 1
+        else:
+            whole = "kWidth = 4" in text
+        if not whole:
+            return False
+    return bool(decodes)
+
+
+def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     import triton
 
-    for mode, name, H, I, BN, BT, stages in configs(a):
-        k = getattr(gemm, name)
-        c = dict(
-            HIDDEN=H,
-            INTER=I,
-            RP=64,
-            EP=1,
-            BN=BN,
-            BT=BT,
-            SB=4,
-            STAGES=stages,
-            SCAN=True,
-            WIDE=a.wide,
-            ASM=True,
-            PDL=True, PREFETCH=True,
-        )
-        if name == "gate_up":
-            c.update(TOP_K=6, QUANT=False)
-        ptr = dict(
-            x_ptr="*bf16", h_ptr="*bf16", w_ptr="*u8", s_ptr="*i16", o_ptr="*fp32", ids_ptr="*i32", counts_ptr="*i32"
-        )
-        sc = dict(x_stride="i32", limit="fp32", num_routes="i32", num_experts="i32", prefetching_programs="i32")
-        t = time.time()
-        try:
-            r = compile_kernel(k, ptr, sc, c, a.arch, 4, stages)
-        except Exception as e:
-            print(name, BN, BT, "ERR", repr(e)[:500])
-            continue
-        sass = disassemble(r)
-        ins, body = loop_of(sass)
-        if a.sass:
-            open(a.sass + f"-{name}-{BN}-{BT}.sass", "w").write("\n".join(body))
-            open(a.sass + f"-{name}-{BN}-{BT}.full", "w").write("\n".join(ins))
-            open(a.sass + f"-{name}-{BN}-{BT}.ttgir", "w").write(r.asm["ttgir"])
-        ops = collections.Counter(re.sub(r"^@!?U?P\w+ ", "", x).split()[0].split(".")[0] for x in body)
-        w = BN * 256 / 128
-        print(
-            triton.__version__,
-            a.arch,
-            mode,
-            name,
-            f"BN{BN} BT{BT}",
-            "i/w %.2f" % (len(body) / w),
-            "all",
-            len(ins),
-            "reg/stack/local",
-            resources(r),
-            "smem",
-            r.metadata.shared,
-            "%.1fs" % (time.time() - t),
-            dict(ops.most_common(14)),
-            flush=True,
-        )
+    compiled, tile = compile_tile(config, arch), config["tile"]
+    instructions, loop = main_loop(run_tool("nvdisasm", ["-c"], compiled.asm["cubin"]))
+    usage = run_tool("cuobjdump", ["-res-usage"], compiled.asm["cubin"])
+    registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
+    smem, threads = compiled.metadata.shared, 32 * tile.warps
+    resident = min(
+        SMEM_PER_SM // (smem + SMEM_RESERVED), REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
+        WARPS_PER_SM // tile.warps, CTAS_PER_SM,
+    )  # fmt: skip
+    ops = collections.Counter(opcode(i) for i in loop)
+    mmas = collections.Counter(opcode(i).split(".")[0] for i in instructions if re.search(r"\b[HQO]MMA", i))
+    copies = [o for o in ops.elements() if o.startswith("LDGSTS")]
+    weights = tile.rows * 64 * tile.superblocks / threads
+    # The weight tile's bytes a thread and step, all of which must come in 16-byte copies.
+    wide = sum("128" in o for o in copies)
+    return {
+        "triton": triton.__version__, "arch": f"sm_{arch}a", "kernel": config["kernel"], "mode": config["mode"],
+        "tile": f"{tile.rows}x{tile.tokens}", "warps": tile.warps, "stages": tile.stages, "wide": config["many"],
+        "mma": dict(mmas), "scaled_mma": any("QMMA" in i and "SF" in i for i in instructions),
+        "instructions_per_weight": round(len(loop) / weights, 2), "registers": registers,
+        "spills": stack + sum(opcode(i).startswith(("LDL", "STL")) for i in instructions), "shared": smem,
+        "ctas_per_sm": resident, "weight_copies_16b": wide >= weights / 2 / 16,
+        "sync_loads": sum(o.split(".")[0] in ("LDG", "LD") for o in ops.elements()),
+        "whole_words": words_are_whole(compiled.asm["ttgir"]), "tokens": tile.tokens,
+    }  # fmt: skip
 
 
-main()
+def broken_limits(row: dict[str, Any]) -> list[str]:
+    """The limits that a row of `measure` breaks, in words."""
+    tokens, limit = row["tokens"], INSTRUCTIONS[row["mode"]][row["tokens"]]
+    checks = {
+        f"{row['spills']} spills": row["spills"] == 0,
+        f"{row['shared']} bytes of shared memory, limit {SMEM_PER_CTA}": row["shared"] <= SMEM_PER_CTA,
+        f"{row['ctas_per_sm']} CTAs an SM, limit 2": row["ctas_per_sm"] >= (2 if tokens <= 32 else 1),
+        "weight copies narrower than 16 bytes": row["weight_copies_16b"],
+        f"{row['sync_loads']} synchronous loads in the loop": row["sync_loads"] == 0,
+        "a decode sees a torn word": row["whole_words"],
+        f"{row['instructions_per_weight']} instructions a weight, limit {limit}": row["instructions_per_weight"] <= limit,
+        "no block-scaled MMA": row["mode"] == "bf16" or row["scaled_mma"],
+        "decomposed into bf16 MMAs": row["mode"] == "bf16" or "HMMA" not in row["mma"],
+    }
+    return [what for what, good in checks.items() if not good]
+
+
+def worker(architectures: list[int]) -> list[dict[str, Any]]:
+    import triton
+
+    rows = []
+    version = tuple(int(n) for n in triton.__version__.split(".")[:2])
+    for arch in architectures:
+        for config in tiles():
+            if config["mode"] == "mxfp8" and arch == 121 and version < (3, 8):
+                continue  # no native block-scaled MMA: the kernels round to MXFP8 and multiply in bf16 there
+            row = measure(config, arch)
+            rows.append(row | {"broken": broken_limits(row)})
+            print(f"{row['triton']} {row['arch']} {row['kernel']} {row['mode']} {row['tile']}", file=sys.stderr)
+    return rows
+
+
+def fetched(version: str) -> Path:
+    """The unpacked wheel of a Triton release, downloaded with pip the first time."""
+    target = CACHE / version
+    if not (target / "triton").is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as wheels:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, f"triton=={version}"]
+            subprocess.run(pip, check=True)
+            wheel = next(Path(wheels).glob("*.whl"))
+            subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(target)], check=True)
+    for tool in (target / "triton" / "backends" / "nvidia" / "bin").iterdir():
+        tool.chmod(0o755)
+    return target
+
+
+def rows_of(version: str | None, architectures: list[int]) -> list[dict[str, Any]]:
+    """The rows for one Triton release (None: the installed one), from a process of its own."""
+    import triton
+
+    path = [str(ROOT / "overlay")]
+    if version and version != triton.__version__:
+        path.insert(0, str(fetched(version)))
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path))
+    command = [sys.executable, __file__, "--worker", "--arch", *map(str, architectures)]
+    return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    head = (
+        "| Triton | target | product | mode | tile | warps | MMA in SASS | instr./weight | regs | spills | shared | "
+        "CTAs/SM | 16 B copies | sync loads |"
+    )
+    lines = [head, "|" + "---|" * 14]
+    for r in rows:
+        mma = ", ".join(f"{n} {op}" + (".SF" if op == "QMMA" and r["scaled_mma"] else "") for op, n in r["mma"].items())
+        lines.append(
+            f"| {r['triton']} | {r['arch']} | {r['kernel']} | {r['mode']} | {r['tile']}{' wide' if r['wide'] else ''} | "
+            f"{r['warps']} | {mma} | {r['instructions_per_weight']} | {r['registers']} | {r['spills']} | {r['shared']} | "
+            f"{r['ctas_per_sm']} | {'yes' if r['weight_copies_16b'] else 'NO'} | {r['sync_loads']} |"
+        )
+    return "\n".join(lines)
+
+
+def update_readme(text: str) -> None:
+    readme = README.read_text()
+    begin, end = (readme.index(marker) for marker in MARKERS)
+    README.write_text(readme[: begin + len(MARKERS[0])] + "\n" + text + "\n" + readme[end:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--triton", nargs="+", metavar="VERSION", help=f"releases, or 'all' for {', '.join(RELEASES)}")
+    parser.add_argument("--arch", nargs="+", type=int, default=list(ARCHITECTURES), choices=ARCHITECTURES)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--update-readme", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        json.dump(worker(options.arch), sys.stdout)
+        return 0
+    versions = list(RELEASES) if options.triton == ["all"] else options.triton or [None]
+    rows = [row for version in versions for row in rows_of(version, options.arch)]
+    broken = [(r, what) for r in rows for what in r["broken"]]
+    if options.update_readme:
+        update_readme(table(rows))
+    print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else table(rows))
+    for r, what in broken:
+        print(f"BROKEN: {r['triton']} {r['arch']} {r['kernel']} {r['mode']} {r['tile']}: {what}", file=sys.stderr)
+    return int(bool(broken) or not rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

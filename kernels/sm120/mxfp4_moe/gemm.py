@@ -2,6 +2,9 @@
 
 A program owns BN weight rows of one expert and one group of up to BT routes of that expert. Programs of one group are
 neighbours in launch order, so groups of the same expert find its weights in L2.
+
+Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because chunks of
+at most 4096 tokens keep routes * H below 2**31 (4096 * 32 slots * 16384).
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ def _store_fp8(
     codes, scale = to_fp8_bytes(tl.reshape(hidden, (BLOCKS, 32, BT)), 1)
     channel = tile * (BN // 2) + tl.arange(0, BN // 2)
     place = channel // 4 * 4 + channel % 2 * 2 + channel // 2 % 2  # layout.FP8_ORDER
-    offs = routes.to(tl.int64)[None, :] * INTER + place[:, None]
+    offs = routes[None, :] * INTER + place[:, None]
     inside = valid[None, :] & (channel < INTER)[:, None]
     tl.store(h_ptr + offs, tl.reshape(codes, (BN // 2, BT)), mask=inside)
     block = tile * BLOCKS + tl.arange(0, BLOCKS)
     scale = tl.reshape(scale, (BLOCKS, BT))
-    offs = routes.to(tl.int64)[None, :] * ((INTER + 63) // 64 * 2) + block[:, None]
+    offs = routes[None, :] * ((INTER + 63) // 64 * 2) + block[:, None]
     inside = valid[None, :] & (block * 32 < INTER)[:, None]
     tl.store(hs_ptr + offs, scale, mask=inside)
     if INTER % 64 != 0:  # the last block's scale stands for both halves of its superblock
@@ -99,7 +102,7 @@ def gate_up(
         if QUANT:
             hidden = tl.reshape(round_to_mxfp8(tl.reshape(hidden, (BN // 64, 32, BT)), 1), (BN // 2, BT))
         channel = tile * (BN // 2) + tl.arange(0, BN // 2)
-        offs = routes.to(tl.int64)[None, :] * INTER + channel[:, None]
+        offs = routes[None, :] * INTER + channel[:, None]
         tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & (channel < INTER)[:, None])
 
 
@@ -133,7 +136,7 @@ def down(
     else:
         acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, WIDE, ASM)
     row = tile * BN + tl.arange(0, BN)
-    offs = routes.to(tl.int64)[None, :] * HIDDEN + row[:, None]
+    offs = routes[None, :] * HIDDEN + row[:, None]
     mask = valid[None, :] & (row < HIDDEN)[:, None]
     if o_ptr.dtype.element_ty == tl.float32:
         tl.store(o_ptr + offs, acc, mask=mask)

@@ -71,25 +71,25 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     scan = w.routes <= SCAN_LIMIT
     expected = w.routes / w.experts  # routes of an expert
     active = min(w.routes, w.experts)
-    divisible = w.hidden % 128 == 0 and w.inter % 64 == 0
+    divisible = w.hidden % 128 == 0 and w.inter % 128 == 0  # two superblocks a step
     many = expected > 16 and divisible and not (w.invariant or w.wide_range or w.fp8)
     width = _group_width(expected, many, w.fp8, sm90)
     if w.fp8:
         tiles = [_fp8_tile(width)] * 2
     elif many:
-        tiles = [_many_tile(width, k) for k in (w.hidden, w.inter)]
+        tiles = [Tile(128, width, stages=2 if width == 128 else 3, warps=4)] * 2
     else:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
         tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
     groups = w.routes if scan else min(w.routes, active + w.routes // width)
-    partial = torch.float32 if w.invariant or w.tokens <= 512 else torch.bfloat16
+    partial = torch.float32 if w.invariant or not many and w.tokens <= 512 else torch.bfloat16
     return Plan(scan, groups, tiles[0], tiles[1], partial, many)
 
 
 def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
     if expected <= 8:  # a group of 8 that overflows costs less than one of 16 half empty
         return 8
-    if expected <= 16:
+    if expected <= 16 and not fp8:
         return 16
     if expected <= 40 or not (many or fp8):
         return 32
@@ -99,20 +99,18 @@ def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
 def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Tile:
     """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while it still does."""
     if width == 32:
-        return Tile(64, width, warps=2)  # 64 rows are too many registers for one warp
+        return Tile(64, width, warps=2)
+    if width == 16:
+        return Tile(64 if quantized else 32, width, warps=2 if quantized else 1)  # 64 rows of one warp spill
     programs = -(-total // 64) * active
     if quantized or programs >= 10 * sms:
         return Tile(64, width)
     return Tile(32, width, stages=4 if programs < 4 * sms else 3)
 
 
-def _many_tile(width: int, k: int) -> Tile:
-    superblocks = 2 if k % 128 == 0 else 1
-    return Tile(128, width, stages=2 if width == 128 else 3, warps=4, superblocks=superblocks)
-
-
 def _fp8_tile(width: int) -> Tile:
-    return Tile(128, width, warps=4, superblocks=2) if width == 64 else Tile(64, width, warps=2, superblocks=4)
+    """Such that every operand of the loop, the activations' scales too, is at least 4 bytes a thread: cp.async's least."""
+    return Tile(64, width, warps=2, superblocks=2 if width == 64 else 4)
 
 
 @functools.cache

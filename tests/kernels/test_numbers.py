@@ -1,0 +1,233 @@
+"""Numbers of the layer against float64, at the ends of the formats and with values that must not spread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+
+
+def random_layer(experts: int, hidden: int, inter: int, seed: int, device: str, low: int = 119, high: int = 124):
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(a: int, b: int, *shape: int) -> torch.Tensor:
+        return torch.randint(a, b, shape, generator=g, dtype=torch.uint8).to(device)
+
+    return (
+        draw(0, 256, experts, 2 * inter, hidden // 2), draw(low, high, experts, 2 * inter, hidden // 32),
+        draw(0, 256, experts, hidden, inter // 2), draw(low, high, experts, hidden, inter // 32),
+    )  # fmt: skip
+
+
+def random_call(tokens: int, top_k: int, experts: int, hidden: int, seed: int, device: str):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=g).to(torch.bfloat16)
+    ids = torch.rand(tokens, experts, generator=g).topk(top_k).indices.to(torch.int32)
+    weights = torch.rand(tokens, top_k, generator=g) + 0.1
+    return x.to(device), ids.to(device), (weights / weights.sum(-1, keepdim=True)).to(device)
+
+
+def relative(y: torch.Tensor, want: torch.Tensor) -> float:
+    return float((y.double() - want).norm() / want.norm())
+
+
+def test_every_code_with_every_scale_byte(device):
+    """w2 holds all 16 codes in both nibbles under each of the 256 scale bytes; one-hot activations show each product.
+
+    0 is 2**-127 and 255 is NaN, which stays in its row of w2, a column of the output. Tolerance: two bf16 roundings, 2**-8.
+    """
+    n, experts = 64, 2
+    k = torch.arange(n)
+    codes = ((k // 2 + 8 * (k % 2)) + torch.arange(n)[:, None]) % 16
+    scale = torch.arange(experts * n * 2).reshape(experts, n, 2).to(torch.uint8)
+    eye = torch.eye(n, dtype=torch.int64)
+    gate, up = torch.full((n, n), 7), 2 * eye  # 6.0 everywhere; 1.0 on the diagonal
+    w13 = pack(torch.cat([gate, up]).expand(experts, 2 * n, n)).to(device)
+    s13 = torch.full((experts, 2 * n, n // 32), 127, dtype=torch.uint8, device=device)
+    w2, s2 = pack(codes.expand(experts, n, n)).to(device), scale.to(device)
+    x = torch.eye(n, dtype=torch.bfloat16, device=device).repeat(experts, 1)
+    ids = torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(n)[:, None]
+    ones = torch.ones(len(ids), 1, device=device)
+    want = moe.reference.mxfp4_moe(x, w13, s13, w2, s2, ids, ones, swiglu_limit=None)
+    w = moe.prepare_weights(w13.clone(), s13.clone(), w2.clone(), s2.clone())
+    assert w.wide_scales
+    got = moe.mxfp4_moe(x, w, ids, ones, swiglu_limit=None).double()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert int(want.isnan().sum()) == n  # one row, under every token of its expert
+    representable = want.abs() < 2.0**127
+    finite = representable & ~want.isnan()
+    assert ((got - want).abs() <= 2.0**-8 * want.abs() + 2.0**-133)[finite].all()
+    assert (got.abs()[~representable & ~want.isnan()] >= 2.0**126).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("activation", ["bf16", "mxfp8"])
+def test_error_against_the_oracle(tokens, activation, device):
+    """bf16: three roundings to bf16 (intermediate, perhaps partial, output) of relative RMS 1.7e-3 / sqrt(1 .. 2) each stay
+    under 3e-3. mxfp8 against the oracle that rounds the same values: the same limit; against the exact one about 5e-2."""
+    hidden, inter, experts, top_k = (1024, 288, 8, 6) if device == "cuda" else (128, 64, 4, 2)
+    tensors = random_layer(experts, hidden, inter, 3, device)
+    x, ids, weights = random_call(tokens, top_k, experts, hidden, 4, device)
+    rounding = "mxfp8" if activation == "mxfp8" else "exact"
+    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=rounding)
+    exact = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
+    y = moe.mxfp4_moe(x, moe.prepare_weights(*tensors), ids, weights, activation=activation)
+    assert relative(y, want) <= 3e-3
+    # A single value may be off by 2e-2 of the RMS, or of itself where it is larger (its own rounding is up to 2**-9 of it).
+    scale = torch.maximum(want.square().mean().sqrt(), want.abs())
+    assert float(((y.double() - want).abs() / scale).max()) <= 2e-2 or activation == "mxfp8"
+    assert relative(y, exact) <= (1e-1 if activation == "mxfp8" else 3e-3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("activation", ["bf16", "mxfp8"])
+def test_a_bad_token_harms_only_itself(value, activation, device):
+    tensors = random_layer(3, 96, 64, 5, device)
+    x, ids, weights = random_call(6, 2, 3, 96, 6, device)
+    ids[:] = torch.tensor([1, 2], device=device)  # all share their experts
+    w = moe.prepare_weights(*tensors)
+    clean = moe.mxfp4_moe(x, w, ids, weights, activation=activation)
+    x[2, 40] = value
+    y = moe.mxfp4_moe(x, w, ids, weights, activation=activation)
+    others = torch.arange(6, device=device) != 2
+    assert torch.equal(y[others], clean[others])
+
+
+def test_masked_slots_contribute_nothing(device):
+    """Weights and experts of ids outside 0 .. E-1 do not matter: NaN, Inf, 2**40 and the most negative int64 included."""
+    tensors = random_layer(4, 96, 64, 7, device)
+    x, ids, weights = random_call(5, 3, 4, 96, 8, device)
+    ids = ids.long()
+    w = moe.prepare_weights(*tensors)
+    ids[:, 1] = -1
+    want = moe.mxfp4_moe(x, w, ids, weights)
+    for bad in (4, 2**40 + 1, -(2**63), 2**32 + 1):
+        ids[:, 1] = bad
+        weights[:, 1] = float("nan")
+        assert torch.equal(moe.mxfp4_moe(x, w, ids, weights), want)
+        with pytest.raises(ValueError, match="topk_ids"):
+            moe.mxfp4_moe(x, w, ids, weights, check_ids=True)
+
+
+@pytest.mark.parametrize("tokens", [9, 40])
+def test_batch_invariant(tokens, device):
+    """A token's bits alone, in a small and in a larger batch, whatever tile and regime each takes."""
+    hidden, inter, experts, top_k = (512, 256, 4, 2) if device == "cuda" else (128, 64, 2, 1)
+    w = moe.prepare_weights(*random_layer(experts, hidden, inter, 9, device))
+    x, ids, weights = random_call(tokens, top_k, experts, hidden, 10, device)
+    together = moe.mxfp4_moe(x, w, ids, weights, batch_invariant=True)
+    for t in (0, tokens - 1):
+        part = slice(t, t + 1)
+        alone = moe.mxfp4_moe(x[part], w, ids[part], weights[part], batch_invariant=True)
+        assert torch.equal(alone[0], together[t])
+
+
+def test_float32_scales_at_the_ends(device):
+    tensors = list(random_layer(2, 64, 32, 11, device, 1, 255))
+    tensors[3][0, 0, 0], tensors[3][0, 1, 0] = 0, 255
+    as_float = [moe.reference.scale_to_float64(tensors[i]).float() for i in (1, 3)]
+    a = moe.prepare_weights(*(t.clone() for t in tensors))
+    b = moe.prepare_weights(tensors[0].clone(), as_float[0], tensors[2].clone(), as_float[1])
+    assert torch.equal(a.w13_scale, b.w13_scale) and torch.equal(a.w2_scale, b.w2_scale)
+
+
+def test_strided_activations_and_output(device):
+    w = moe.prepare_weights(*random_layer(2, 64, 32, 12, device))
+    x, ids, weights = random_call(4, 2, 2, 64, 13, device)
+    want = moe.mxfp4_moe(x, w, ids, weights)
+    wide = torch.zeros(4, 80, dtype=torch.bfloat16, device=device)
+    wide[:, 8:72] = x
+    out = torch.zeros(4, 128, dtype=torch.bfloat16, device=device)[:, :64]
+    assert torch.equal(moe.mxfp4_moe(wide[:, 8:72], w, ids, weights, out=out), want)
+    odd = torch.zeros(4, 65, dtype=torch.bfloat16, device=device)[:, 1:]
+    odd.copy_(x)
+    assert torch.equal(moe.mxfp4_moe(odd, w, ids, weights), want)
+
+
+def test_weights_must_be_contiguous(device):
+    tensors = list(random_layer(2, 64, 32, 14, device))
+    tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
+    with pytest.raises(ValueError, match=r"w13.*contiguous"):
+        moe.prepare_weights(*tensors)
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_two_to_the_31(device):
+    """The last of 384 experts of V4-Pro's size starts 8 GB into w13."""
+    experts, hidden, inter = 384, 7168, 3072
+    g = torch.Generator(device=device).manual_seed(0)
+    w13 = torch.randint(0, 256, (experts, 2 * inter, hidden // 2), dtype=torch.uint8, device=device, generator=g)
+    w2 = torch.randint(0, 256, (experts, hidden, inter // 2), dtype=torch.uint8, device=device, generator=g)
+    s13 = torch.full((experts, 2 * inter, hidden // 32), 118, dtype=torch.uint8, device=device)
+    s2 = torch.full((experts, hidden, inter // 32), 118, dtype=torch.uint8, device=device)
+    last = [t[-1:].clone() for t in (w13, s13, w2, s2)]
+    x, _, weights = random_call(3, 1, 1, hidden, 1, device)
+    zero = torch.zeros(3, 1, dtype=torch.int32, device=device)
+    want = moe.reference.mxfp4_moe(x, *last, zero, weights)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    w = moe.prepare_weights(w13, s13, w2, s2)
+    assert torch.cuda.max_memory_allocated() - before < 128 << 20
+    y = moe.mxfp4_moe(x, w, zero + experts - 1, weights)
+    assert relative(y, want) <= 3e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 6, 32, 256])
+def test_a_graph_replayed_a_thousand_times(tokens, device):
+    """Changing routing, no allocation while replaying, the same bits as without a graph."""
+    experts, hidden, inter, top_k = 32, 1024, 288, 6
+    w = moe.prepare_weights(*random_layer(experts, hidden, inter, 1, device))
+    x, ids, weights = random_call(tokens, top_k, experts, hidden, 2, device)
+    out = torch.empty_like(x)
+    moe.mxfp4_moe(x, w, ids, weights, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        moe.mxfp4_moe(x, w, ids, weights, out=out)
+    calls = [random_call(tokens, top_k, experts, hidden, 10 + i, device) for i in range(10)]
+    want = [moe.mxfp4_moe(a, w, b, c) for a, b, c in calls]
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    equal = torch.empty_like(out, dtype=torch.bool)
+    for i in range(1000):
+        for held, new in zip((x, ids, weights), calls[i % 10], strict=True):
+            held.copy_(new)
+        graph.replay()
+        if i % 10 == 9:
+            torch.eq(out, want[9], out=equal)
+            assert bool(equal.all())
+    assert int(wrong) == 0
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - allocated < 1000  # only the comparisons' scalars
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 33, 700])
+def test_a_hundred_runs_give_the_same_bits(tokens, device):
+    w = moe.prepare_weights(*random_layer(16, 1024, 512, 1, device))
+    x, ids, weights = random_call(tokens, 6, 16, 1024, 2, device)
+    first = moe.mxfp4_moe(x, w, ids, weights)
+    assert all(torch.equal(first, moe.mxfp4_moe(x, w, ids, weights)) for _ in range(100))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(512, 288), (4096, 512), (96, 32), (7168, 192)])
+def test_the_native_mxfp8_path_where_it_is_emulated(shape, device):
+    """The e4m3 decode, scale order and epilogue that SM120 uses, through Triton's bf16 lowering of `dot_scaled`."""
+    from sglang_sm120.kernels.sm120.mxfp4_moe import launch
+
+    (hidden, inter), experts = shape, 8
+    tensors = random_layer(experts, hidden, inter, 5, device)
+    for tokens in (1, 5, 64, 300):
+        x, ids, weights = random_call(tokens, 2, experts, hidden, tokens, device)
+        x[0, 0] = 0
+        want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation="mxfp8")
+        y = torch.empty_like(x)
+        layer = launch.Layer(moe.prepare_weights(*(t.clone() for t in tensors)), 10.0, 1.0, True, False, True)
+        layer.run(x, ids, weights, y)
+        assert relative(y, want) <= 3e-3

@@ -1,0 +1,64 @@
+"""The SM120 machine code of every tile in use, compiled here with the installed Triton and held to its limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sm120_report.py"
+
+
+@pytest.fixture(scope="module")
+def report():
+    spec = importlib.util.spec_from_file_location("sm120_report", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sm120_report"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows(report):
+    return report.rows_of(None, [120])
+
+
+def test_the_table_has_both_modes_products_and_all_regimes(rows):
+    assert {r["mode"] for r in rows} == {"bf16", "mxfp8"}
+    assert {r["kernel"] for r in rows} == {"gate_up", "down"}
+    assert {r["tokens"] for r in rows} >= {8, 32, 64}
+    assert any(r["wide"] for r in rows)
+
+
+def test_no_limit_is_broken(rows):
+    assert rows
+    assert [(r["kernel"], r["mode"], r["tile"], r["broken"]) for r in rows if r["broken"]] == []
+
+
+BREAK = {
+    "spills": 8, "shared": 101377, "ctas_per_sm": 1, "weight_copies_16b": False, "sync_loads": 1, "whole_words": False,
+    "instructions_per_weight": 4.3, "scaled_mma": False, "mma": {"HMMA": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BREAK)
+def test_each_limit_can_be_broken(report, what):
+    good = {
+        "tokens": 8, "mode": "mxfp8", "spills": 0, "shared": 20000, "ctas_per_sm": 4, "weight_copies_16b": True,
+        "sync_loads": 0, "whole_words": True, "instructions_per_weight": 1.8, "scaled_mma": True, "mma": {"QMMA": 16},
+    }  # fmt: skip
+    assert report.broken_limits(good) == []
+    assert len(report.broken_limits(good | {what: BREAK[what]})) == 1
+
+
+def test_torn_words_are_seen(report):
+    asm = 'tt.elementwise_inline_asm "x" {constraints = "=r,r", packed_element = 4 : i32, pure = true} %w : tensor<64x32xi8, '
+    assert report.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 4}>> -> ")
+    assert not report.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 2}>> -> ")
+    blocked = "#blocked = #ttg.blocked<{sizePerThread = [1, %d], threadsPerWarp = [8, 4], warpsPerCTA = [4, 1], order = [1, 0]}>\n"
+    assert report.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
+    assert not report.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
+    assert not report.words_are_whole("no decode at all")
