@@ -20,44 +20,73 @@ RECEIPTS = ROOT / "benchmarks" / "receipts"
 NOTHING = "No receipt holds a time on an SM120 or SM121, so there is no figure to show."
 
 
-def receipts() -> list[tuple[str, dict[str, Any]]]:
-    """File name and document of each receipt of `sglang-sm120 selftest` that has times."""
+SHAPE, ROUTING = "v4-flash-tp2", "uniform"  # the rows that README shows of a comparison of kernels
+
+
+def receipts(kind: str, rows: str) -> list[tuple[str, dict[str, Any]]]:
+    """File name and document of each receipt of a kind that has rows."""
     found = []
     for file in sorted(RECEIPTS.rglob("*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(document, dict) and document.get("kind") == "selftest" and document.get("timing"):
+        if isinstance(document, dict) and document.get("kind") == kind and document.get(rows):
             found.append((str(file.relative_to(ROOT)), document))
     return found
 
 
 def is_sm12x(document: dict[str, Any]) -> bool:
-    """Whether the receipt is of a card that the overlay is for."""
+    """Whether a receipt of `selftest` is of a card that the overlay is for."""
     return (document["device"].get("capability") or (0, 0))[0] == 12
 
 
 def figures() -> str:
-    """A table for each receipt, SM120 and SM121 first."""
-    known = sorted(receipts(), key=lambda item: (not is_sm12x(item[1]), item[0]))
-    parts = [] if any(is_sm12x(document) for _, document in known) else [NOTHING]
-    parts += [_table(name, document) for name, document in known]
+    """What the receipts say: of SM120 and SM121 every self-test, of other GPUs the newest comparison of kernels."""
+    own = [item for item in receipts("selftest", "timing") if is_sm12x(item[1])]
+    parts = [_selftest(*item) for item in own] or [NOTHING]
+    parts += [_comparison(*item) for item in list(receipts("bench_moe", "rows"))[-1:]]
     return "\n\n".join(parts)
 
 
-def _table(name: str, document: dict[str, Any]) -> str:
+def _grid(titles: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in [titles, ["---"] * len(titles), *rows]]
+
+
+def _selftest(name: str, document: dict[str, Any]) -> str:
     device, versions = document["device"], document["versions"]
     capability = "".join(map(str, device["capability"]))
-    head = (
-        f"{device['name']} (SM{capability}), {document['started'][:10]}, Triton {versions.get('triton')}, one layer, "
-        "cold L2, CUDA graph, medians. Floor: bytes over the copy bandwidth of the same run, "
-        f"{document['copy_bytes_per_s'] / 1e12:.2f} TB/s. [Receipt]({name})."
-    )
-    titles = ("experts, hidden, intermediate", "tokens", "activations", "floor, µs", "kernel, µs")
-    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for row in document["timing"]:
-        shape = f"{row['experts']}, {row['hidden']}, {row['inter']}"
-        times = f"{row['floor_us']:.1f} | {row['median_us']:.1f}"
-        rows.append(f"| {shape} | {row['tokens']} | {row['activation']} | {times} |")
-    return "\n".join([head, "", *rows])
+    head = [
+        f"{device['name']} (SM{capability}), {document['started'][:10]}, Triton {versions.get('triton')}: one layer, cold "
+        "L2, CUDA graph,",
+        f"medians. Floor: bytes over the copy bandwidth of the same run, {document['copy_bytes_per_s'] / 1e12:.2f} TB/s. "
+        f"[Receipt]({name}).",
+    ]
+    rows = [
+        [
+            f"{row['experts']}, {row['hidden']}, {row['inter']}",
+            f"{row['tokens']}",
+            row["activation"],
+            f"{row['floor_us']:.1f}",
+            f"{row['median_us']:.1f}",
+        ]
+        for row in document["timing"]
+    ]
+    titles = ["experts, hidden, intermediate", "tokens", "activations", "floor, µs", "kernel, µs"]
+    return "\n".join([*head, "", *_grid(titles, rows)])
+
+
+def _comparison(name: str, document: dict[str, Any]) -> str:
+    head = [
+        f"For comparison of kernels, not of cards: {document['gpu']}, Triton {document['triton']}, one layer of V4-Flash at",
+        "TP2, uniform routing, cold L2, CUDA graph, medians in µs. It says nothing of the speed on SM120.",
+        f"[Receipt]({name}).",
+    ]
+    chosen = [row for row in document["rows"] if (row["shape"], row["routing"]) == (SHAPE, ROUTING)]
+    contestants = list(dict.fromkeys(contestant for row in chosen for contestant in row["us"]))
+    rows = [
+        [f"{row['tokens']}", f"{row['floor_us']:.1f}"]
+        + [f"{row['us'][c]:.1f}" if c in row["us"] else "failed" for c in contestants]
+        for row in chosen
+    ]
+    return "\n".join([*head, "", *_grid(["tokens", "floor", *contestants], rows)])
 
 
 def replace(text: str, marker: str, content: str, inline: bool = False) -> str:

@@ -158,3 +158,35 @@ def test_each_symptom_of_a_patch_is_found():
 def test_generated_parts_are_current():
     done = run(sys.executable, ROOT / "docs" / "generate.py", "--check")
     assert done.returncode == 0, done.stderr
+
+
+OVERLAY = ROOT / "overlay" / "sglang_sm120"
+OURS = [
+    (OVERLAY / "routing.py", " cannot run here on SM120: "),
+    (OVERLAY / "routing.py", "its kernels are built for SM100 only"),
+    (OVERLAY / "patching.py", " was not proven on the installed SGLang"),
+    (
+        OVERLAY / "patching.py",
+        "Two overlays cannot both own it; remove one, or leave ours out with SGLANG_SM120_DISABLE=",
+    ),
+    (OVERLAY / "settings.py", ", or unset for the default"),
+    (OVERLAY / "moe_method.py", "the checkpoint did not deliver "),
+    (OVERLAY / "moe_method.py", "has values that were never loaded or are NaN"),
+    (OVERLAY / "moe_method.py", "'s experts"),
+    (OVERLAY / "traps.py", " has no effect: this SGLang sets "),
+    (ROOT / "patches" / "deepseek_v4_gate.py", "builds the draft in processes that load no plugins"),
+    (ROOT / "setup.py", "this source tree lost its symbolic links (zip archives do that)."),
+]
+
+
+@pytest.mark.parametrize(("file", "fragment"), OURS, ids=[f for _, f in OURS])
+def test_messages_are_our_own(file, fragment):
+    assert fragment in TROUBLES
+    assert fragment in strings(file)
+
+
+def test_no_speed_is_claimed():
+    """Times come from receipts, between markers; nothing else in README has one."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = re.sub(r"<!-- figures -->.*<!-- /figures -->", "", readme, flags=re.S)
+    assert not re.search(r"\d\s*(?:tok/s|tokens/s|tokens per second|µs|us\b|ms\b)|\dx faster", said)
