@@ -79,7 +79,7 @@ def answer(request, launch):
         if launch.get("before_plugins"):
             resolved_too_early(launch)
             return {"errors": []}
-        return plan_child.decide(launch)
+        return plan_child.decide({"arch": request["arch"], **launch})
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the answer of the child
         return {"errors": [f"{type(error).__name__}: {error}"]}
 
