@@ -53,10 +53,10 @@ def _grid(titles: list[str], rows: list[list[str]]) -> list[str]:
 def _selftest(name: str, document: dict[str, Any]) -> str:
     device, versions = document["device"], document["versions"]
     capability = "".join(map(str, device["capability"]))
+    rate = f"{document['copy_bytes_per_s'] / 1e12:.2f} TB/s"
     head = [
-        f"{device['name']} (SM{capability}), {document['started'][:10]}, Triton {versions.get('triton')}: one layer, cold "
-        "L2, CUDA graph,",
-        f"medians. Floor: bytes over the copy bandwidth of the same run, {document['copy_bytes_per_s'] / 1e12:.2f} TB/s. "
+        f"{device['name']} (SM{capability}), {document['started'][:10]}, Triton {versions.get('triton')}: one layer,",
+        f"cold L2, CUDA graph, medians. Floor: bytes over the copy bandwidth of the same run, {rate}.",
         f"[Receipt]({name}).",
     ]
     rows = [
@@ -75,8 +75,8 @@ def _selftest(name: str, document: dict[str, Any]) -> str:
 
 def _comparison(name: str, document: dict[str, Any]) -> str:
     head = [
-        f"For comparison of kernels, not of cards: {document['gpu']}, Triton {document['triton']}, one layer of V4-Flash at",
-        "TP2, uniform routing, cold L2, CUDA graph, medians in µs. It says nothing of the speed on SM120.",
+        f"For comparison of kernels, not of cards: {document['gpu']}, Triton {document['triton']}, one layer of",
+        "V4-Flash at TP2, uniform routing, cold L2, CUDA graph, medians in µs. It says nothing of the speed on SM120.",
         f"[Receipt]({name}).",
     ]
     chosen = [row for row in document["rows"] if (row["shape"], row["routing"]) == (SHAPE, ROUTING)]
