@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_doctor(commands)
     _add_selftest(commands)
+    _add_verify(commands)
     return top
 
 
@@ -59,6 +60,15 @@ def _add_selftest(commands: Any) -> None:
     p.add_argument("--receipt", type=Path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
     p.set_defaults(run=_selftest)
+
+
+def _add_verify(commands: Any) -> None:
+    p = commands.add_parser("verify", help="check a running server: ranks, kernels, canary prompts, acceptance length")
+    p.add_argument("--url", required=True, help="of the server, as in http://127.0.0.1:30000")
+    p.add_argument("--reference", metavar="URL", help="the same checkpoint without speculation; answers must agree")
+    p.add_argument("--timeout", type=_positive, default=60, metavar="S", help="seconds for each request (60)")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.set_defaults(run=_verify)
 
 
 def _positive(text: str) -> int:
@@ -100,6 +110,18 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     print(json.dumps(document, indent=1) if arguments.json else selftest.render(document))
     if arguments.receipt:
         print(f"Receipt: {arguments.receipt}; to share it, add it to benchmarks/receipts/", file=sys.stderr)
+    return PROBLEM if document["errors"] else GOOD
+
+
+def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from sglang_sm120 import verify
+
+    try:
+        document = verify.run(arguments.url, arguments.reference, arguments.timeout)
+    except verify.ServerError as error:
+        print(f"sglang-sm120: {error}", file=sys.stderr)
+        return PROBLEM
+    print(json.dumps(document, indent=1) if arguments.json else verify.render(document))
     return PROBLEM if document["errors"] else GOOD
 
 

@@ -47,7 +47,7 @@ def _gauge() -> Any:
 
     labels = ("version", "role", "kernel", "patches")
     return Gauge(
-        INFO, "The overlay, the kernel of each layer kind, and the applied patches", labels, multiprocess_mode="max"
+        INFO, "The overlay, the kernel of each layer kind, and the applied patches", labels, multiprocess_mode="all"
     )
 
 
