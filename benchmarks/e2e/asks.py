@@ -90,7 +90,9 @@ def load(url: str, at_once: int, count: int, length: int = 32, new: int = 64, ti
         "new_tokens": new,
         "wall_s": round(wall, 3),
         "tokens_per_s": round(sum(len(row["ids"]) for row in good) / wall, 1),
-        "accept_length": round(statistics.fmean(row["spec_accept_length"] for row in good), 3) if good else None,
+        "accept_length": round(statistics.fmean(row.get("spec_accept_length", 1.0) for row in good), 3)
+        if good
+        else None,
         "seconds": seconds,
     }
 

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIRST_PORT, PORTS_APART = 21000, 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
+LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
 OTHER_SEED = 1  # of the weights that a running server is updated to
 
 
@@ -133,18 +134,18 @@ class Run:
         """Names of the servers that are up."""
         return [n for n, s in self.servers.items() if self.results[n].get("outcome") == "ready" and s.is_alive()]
 
-    def loads(self) -> None:
-        """The same short loads on each server in turn, the others idle; a first one compiles what is missing."""
-        names = [n for n in self.serving() if "mxfp4" in n] + [n for n in self.serving() if "mxfp4" not in n]
-        for at_once, count in ((1, 8), (4, 24), (8, 48)):
-            for name in names:
-                if self.left < 25:
-                    return
-                url = self.servers[name].url
-                asks.load(url, at_once, at_once, timeout=min(60, self.left))
-                found = asks.load(url, at_once, count, timeout=min(60, self.left))
-                self.results[name].setdefault("loads", []).append(found)
-                self.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
+    def loads(self, names: list[str], rounds: int) -> None:
+        """The same short loads on each server in turn, the others idle; unmeasured ones compile what is missing."""
+        for number in range(rounds + 1):
+            for at_once, count in LOADS:
+                for name in names:
+                    if self.left < 20:
+                        return
+                    url, timeout = self.servers[name].url, min(60, self.left)
+                    found = asks.load(url, at_once, count if number else 2 * at_once, timeout=timeout)
+                    if number:
+                        self.results[name].setdefault("loads", []).append(found | {"round": number})
+                        self.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
 
     def updates(self) -> None:
         """Other weights into each running server, then the first ones again; the answers after each."""
@@ -209,12 +210,12 @@ def gpu() -> str:
         return "none"
 
 
-def carry_out(run: Run, launches: list[Launch]) -> None:
+def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> None:
     """All of it. The loads do not wait for servers that are to end. Whatever happens, all are stopped."""
     kinds = sorted({launch.kind for launch in launches})
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run.write_checkpoint, kinds))
-        later = [pool.submit(run.write_checkpoint, kind, OTHER_SEED) for kind in kinds]
+        later = [pool.submit(run.write_checkpoint, kind, OTHER_SEED) for kind in kinds if updates]
         try:
             watchers = {la: threading.Thread(target=run.watch, args=(la, n)) for n, la in enumerate(launches)}
             for watcher in watchers.values():
@@ -222,10 +223,12 @@ def carry_out(run: Run, launches: list[Launch]) -> None:
             for launch, watcher in watchers.items():
                 if launch.serves:
                     watcher.join()
-            run.loads()
+            loaded = {launch.name for launch in launches if launch.loaded}
+            run.loads([name for name in run.serving() if name in loaded], rounds)
             for job in later:
                 job.result(timeout=max(1.0, run.left))
-            run.updates()
+            if updates:
+                run.updates()
             for watcher in watchers.values():
                 watcher.join()
         finally:
@@ -239,7 +242,9 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="where checkpoints are and go; default OUT/models")
     parser.add_argument("--caches", type=Path, help="where compiled kernels are kept; default OUT/caches")
     parser.add_argument("--limit", type=float, default=420, help="seconds for everything")
-    parser.add_argument("--only", nargs="+", choices=[la.name for la in LAUNCHES], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[la.name for la in LAUNCHES], metavar="NAME", help="servers")
+    parser.add_argument("--rounds", type=int, default=1, help="measured loads of each size")
+    parser.add_argument("--no-updates", action="store_true", help="leave runtime weight updates out")
     parser.add_argument("--commit", default=os.environ.get("COMMIT"), help="default: git's")
     parser.add_argument("--command", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help="small checkpoints (tests)")
@@ -247,7 +252,7 @@ def main() -> int:
     a.out.mkdir(parents=True, exist_ok=True)
     shape = ("--small",) if a.small else ()
     run = Run(a.out, a.models or a.out / "models", a.caches or a.out / "caches", a.limit, a.command, shape)
-    launches = [la for la in LAUNCHES if not a.only or la.name in a.only]
+    launches = [la for la in LAUNCHES if la.name in (a.only or [main.name for main in LAUNCHES if main.main])]
     document: dict[str, Any] = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -255,7 +260,7 @@ def main() -> int:
     }
     document |= {"gpu": gpu(), "versions": versions(), "cores": os.cpu_count(), "prompts": asks.PROMPTS}
     try:
-        carry_out(run, launches)
+        carry_out(run, launches, a.rounds, not a.no_updates)
     finally:
         order = {launch.name: n for n, launch in enumerate(launches)}
         run.results = dict(sorted(run.results.items(), key=lambda item: order[item[0].split(" ")[0]]))
