@@ -87,10 +87,14 @@ class StandIns:
         self.programs.mkdir()
         for name in ("python3", "pip", "sglang-sm120"):
             script = self.programs / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "stand_in.py"}" {name} "$@"\n')
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{HERE / "stand_in.py"}" {name} "$@"\n')
             script.chmod(0o755)
         self.environment = environment(
-            STAND_IN_NOTES=str(self.notes), STAND_IN_PIP=str(self.pip), MODEL=str(model), **OFFLINE
+            STAND_IN_NOTES=str(self.notes),
+            STAND_IN_PIP=str(self.pip),
+            STAND_IN_PYTHON=sys.executable,
+            MODEL=str(model),
+            **OFFLINE,
         )
         self.environment["PATH"] = f"{self.programs}:{self.environment['PATH']}"
         self.environment.pop("PYTHON", None)

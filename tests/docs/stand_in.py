@@ -1,7 +1,7 @@
 """Stands in for python3, sglang-sm120 and pip while the commands of the documents and recipes run.
 
 Called as PROGRAM ARGUMENTS... by small scripts on PATH. Planning and launching take SGLang's import each, so they are
-noted and resolved together afterwards; everything else is really done.
+noted and resolved together afterwards; everything else is really done. Runs without site-packages, for speed.
 """
 
 import json
@@ -13,6 +13,8 @@ from pathlib import Path
 
 NOTES = Path(os.environ["STAND_IN_NOTES"])
 PIP = os.environ["STAND_IN_PIP"]  # the python of a clean environment
+REAL = os.environ["STAND_IN_PYTHON"]
+PRESENT = ("import sglang_sm120", "import sglang_router")  # what recipes ask before they start anything
 
 
 def note(kind, arguments):
@@ -23,7 +25,7 @@ def note(kind, arguments):
 
 def python(arguments):
     modules = {"sglang.launch_server": "launch", "sglang_router.launch_router": "router"}
-    if arguments[:2] == ["-c", "import sglang_router"]:
+    if arguments[0] == "-c" and arguments[1] in PRESENT:
         return 0
     if arguments[0] == "-m" and arguments[1] in modules:
         note(modules[arguments[1]], arguments[2:])
@@ -32,7 +34,7 @@ def python(arguments):
         return int(status)
     if arguments[:2] == ["-m", "sglang_sm120.cli"]:
         return command(arguments[2:])
-    return subprocess.call([sys.executable, *arguments])
+    return subprocess.call([REAL, *arguments])
 
 
 def command(arguments):
@@ -40,13 +42,11 @@ def command(arguments):
         note("plan", arguments[1:])
         return 0
     if arguments[0] == "selftest":  # half a minute, or a GPU; tests/integration runs it
-        from sglang_sm120 import cli
-
-        cli.parser().parse_args(arguments)
+        parse = "import sys; from sglang_sm120 import cli; cli.parser().parse_args(sys.argv[1:])"
         note("selftest", arguments[1:])
-        return 0
+        return subprocess.call([REAL, "-c", parse, *arguments])
     note(arguments[0], arguments[1:])
-    return subprocess.call([sys.executable, "-m", "sglang_sm120.cli", *arguments])
+    return subprocess.call([REAL, "-m", "sglang_sm120.cli", *arguments])
 
 
 def main():
