@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
 README = ROOT / "kernels" / "sm120" / "README.md"
 MARKERS = ("<!-- sm120_report: begin -->", "<!-- sm120_report: end -->")
+TOOLS = "SM120_REPORT_TOOLS"  # tells the process of another Triton where the installed one's tools are
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # what SGLang 0.5.12 to 0.5.23 pin, and the newest
 ARCHITECTURES = (120, 121)
 SMS = 188
@@ -101,11 +102,15 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
+def triton_tools(triton: Any) -> str:
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin")
+
+
 def run_tool(name: str, arguments: list[str], cubin: bytes) -> str:
-    """A tool of Triton's wheel (nvdisasm, cuobjdump) on a cubin."""
+    """A tool of the installed Triton's wheel (nvdisasm, cuobjdump) on a cubin; older ones do not know sm_121."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    tool = Path(os.environ.get(TOOLS, triton_tools(triton))) / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
         f.flush()
@@ -239,7 +244,7 @@ def rows_of(version: str | None, architectures: list[int]) -> list[dict[str, Any
     path = [str(ROOT / "overlay")]
     if version and version != triton.__version__:
         path.insert(0, str(fetched(version)))
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path))
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path)) | {TOOLS: triton_tools(triton)}
     command = [sys.executable, __file__, "--worker", "--arch", *map(str, architectures)]
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
 

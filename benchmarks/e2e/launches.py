@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Small pools, so that several servers fit on one GPU. A prefill of up to 64 tokens keeps to few kernel shapes.
-COMMON = ("--skip-tokenizer-init", "--context-length", "8192", "--max-total-tokens", "32768")
+COMMON = ("--context-length", "8192", "--max-total-tokens", "32768")
 COMMON += ("--mem-fraction-static", "0.4", "--max-running-requests", "16", "--chunked-prefill-size", "2048")
 COMMON += ("--watchdog-timeout", "1200", "--cuda-graph-bs-decode", "1", "2", "4", "8")
 
@@ -19,6 +19,7 @@ def eagle(steps: int) -> tuple[str, ...]:
 EAGLE = eagle(1)
 MARLIN = ("--moe-runner-backend", "marlin")
 DUMMY = ("--load-format", "dummy")
+IDS_ONLY, TEXT = ("--skip-tokenizer-init",), ("--enable-metrics",)
 ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 
 
@@ -35,6 +36,7 @@ class Launch:
         flags: of SGLang, beside `COMMON`.
         main: whether a run starts it unless told otherwise.
         loaded: whether it gets the short loads too.
+        text: whether it takes text and shows metrics, and `sglang-sm120 verify` asks it.
     """
 
     name: str
@@ -45,11 +47,12 @@ class Launch:
     flags: tuple[str, ...] = MARLIN + EAGLE
     main: bool = True
     loaded: bool = True
+    text: bool = False
 
     def arguments(self, model: str, port: int, *more: str) -> list[str]:
         """The command line after the interpreter."""
         where = ["--model-path", model, "--host", "127.0.0.1", "--port", str(port)]
-        return ["-m", "sglang.launch_server", *where, *COMMON, *self.flags, *more]
+        return ["-m", "sglang.launch_server", *where, *COMMON, *(TEXT if self.text else IDS_ONLY), *self.flags, *more]
 
 
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
@@ -65,13 +68,13 @@ LAUNCHES = (
     ),
     Launch(
         "ours-hybrid-eager", "hybrid-nvfp4", "hybrid, overlay on, no CUDA graphs", env=ASSUME,
-        flags=MARLIN + EAGLE + EAGER, main=False, loaded=False,
+        flags=MARLIN + EAGLE + EAGER, main=False, loaded=False, text=True,
     ),
     Launch(
-        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", env=OFF, flags=MARLIN + eagle(3), main=False,
+        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", env=OFF, flags=MARLIN + eagle(3), main=False, text=True,
     ),
     Launch(
-        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", env=OURS, flags=MARLIN + eagle(3), main=False,
+        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", env=OURS, flags=MARLIN + eagle(3), main=False, text=True,
     ),
     Launch(
         "ours-mxfp4-w4a8", "mxfp4", "as ours-mxfp4, with MXFP8 activations in the draft's experts",

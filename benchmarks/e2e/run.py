@@ -116,8 +116,20 @@ class Run:
         self.say(f"{launch.name}: {result['outcome']} after {result['seconds']} s")
         if ready is not None:
             result["answers"] = asks.exchange(server.url, self.until)
+            if launch.text:
+                result["verify"] = self.verify(server.url)
             result["outcome_after_requests"] = "serves" if server.is_alive() else "ended"
             self.say(f"{launch.name}: asked; {result['outcome_after_requests']}")
+
+    def verify(self, url: str) -> dict[str, Any]:
+        """What `sglang-sm120 verify` says of a server."""
+        command = [sys.executable, "-m", "sglang_sm120.cli", "verify", "--url", url, "--json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, self.left), check=False)
+        except subprocess.TimeoutExpired:
+            return {"status": "no answer in time"}
+        found = json.loads(done.stdout) if done.stdout.startswith("{") else {"errors": [done.stderr[-400:]]}
+        return {"status": done.returncode, "document": found}
 
     def outcome(self, server: Server, ready: float | None) -> dict[str, Any]:
         """What became of a start."""

@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], row: dict
     graphs = {}
     for name, contestant in contestants.items():
         try:
-            graphs[name] = workload.capture([contestant.call(c) for c in cases])
+            calls = [contestant.call(c) for c in cases]
+            graphs[name] = workload.capture(calls), calls  # the calls own buffers that the graph uses
         except Exception as error:  # noqa: BLE001 - one contestant's failure is a result, not the end of the run
             torch.cuda.synchronize()
             row["failed"][name] = f"{type(error).__name__}: {error}"[:200]
@@ -71,7 +73,7 @@ def time_row(shape: str, tokens: int, routing: str, contestants: dict[str, Any],
     graphs = graphs_of(contestants, cases, row)
     raw: dict[str, list[float]] = {name: [] for name in graphs}
     for i in range(samples + 2):
-        for name, graph in graphs.items():
+        for name, (graph, _) in graphs.items():
             time_us = workload.time_events(graph.replay, 1, warm=0)[0] / calls
             if i >= 2:
                 raw[name].append(time_us)
@@ -88,7 +90,8 @@ def build(weights: workload.Weights, names: list[str], top_k: int, failed: dict[
             errors[name] = check(name, contestant, weights, top_k)
             built[name] = contestant
         except Exception as error:  # noqa: BLE001 - as above
-            failed[name] = f"{type(error).__name__}: {error}"[:200]
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failed[name] = f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"[:200]
     return built, errors
 
 

@@ -61,8 +61,8 @@ class TritonKernels:
             return t.view(self.experts, 2, self.inter, -1).transpose(1, 2).reshape(t.shape)
 
         opt_flags.update_opt_flags_constraints({"split_k": 1})
-        value, value_options = layout.make_default_matmul_mxfp4_w_layout(mx_axis=-2)
-        scale, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(mx_axis=-2, num_warps=8)
+        value, value_options = layout.make_default_matmul_mxfp4_w_layout(mx_axis=1)
+        scale, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(mx_axis=1, num_warps=8)
         self.w, self.precision = [], []
         for w, s in ((interleaved(w13), interleaved(s13)), (w2, s2)):
             codes = convert_layout(wrap_torch_tensor(w.transpose(-2, -1), dtype=FP4), value, **value_options)

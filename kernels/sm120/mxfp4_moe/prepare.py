@@ -23,8 +23,8 @@ import torch
 from . import layout
 
 SLICE_BYTES = 4 << 20
-# Outside these scale bytes the kernels use instructions with a wider range (see `kernels.accumulate`).
-NARROW_SCALES = (66, 192)
+# Outside these scale bytes (2**-27 .. 2**65) the kernels use more instructions for more range (see `product_bf16`).
+NARROW_SCALES = (100, 192)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PreparedWeights:
     """One layer's routed experts in the kernel's layout; the tensors share storage with what was prepared.
 
     w13 uint8 [E, 2I, H/2], w13_scale uint8 [E, 2I, H/32], w2 uint8 [E, H, I/2], w2_scale uint8 [E, H, I/32]: the shapes
-    are the checkpoint's, the order of the bytes within an expert is not. `wide_scales`: some scale byte is below 66 or
+    are the checkpoint's, the order of the bytes within an expert is not. `wide_scales`: some scale byte is below 100 or
     above 192, so the kernels must be exact at the ends of the float32 range. A CUDA graph keeps the choice that it was
     captured with: capture again if weights replaced in place change this value.
     """

@@ -11,7 +11,8 @@ in float32. With many tokens that is more work than scaling the weights first: s
 Range. A decoded code is its value times 2**-126. To keep products away from the bottom of the float32 range activations
 are multiplied by 2**SHIFT on the way in and sums by 2**(126 - SHIFT) on the way out, all exact, for activations below
 2**(127 - SHIFT) in magnitude (larger ones become infinite): SHIFT is 56 for x, and 100 for the intermediate, which a
-clamp bounds. WIDE lifts that limit and is exact for every scale byte; it costs one more multiplication per two weights.
+clamp bounds. WIDE lifts that limit and is exact for every scale byte; it costs one more multiplication per two weights
+and one per sum and block.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def _last_block(
     x_mask = first & (byte < 16)[None, :, None] & valid[None, None, :]
     x_lo, x_hi = _activations(x_ptrs, x_mask, SHIFT, ASM), _activations(x_ptrs + 16, x_mask, SHIFT, ASM)
     factor = tl.where(first, scale_to_float32(scale, WIDE)[:, :, None], 0.0)
-    return acc + tl.dot(hi, x_hi, tl.dot(lo, x_lo)) * factor
+    product = tl.dot(hi, x_hi, tl.dot(lo, x_lo))
+    if WIDE and ASM:
+        product *= 2.0**WIDE_SHIFT
+    return acc + product * factor
 
 
 @triton.jit
@@ -77,10 +81,18 @@ def accumulate(
     x_ptrs = x_rows[None, None, :] + (batch * 64)[:, None, None] + byte[None, :, None]
     acc = tl.full((SB, BN, BT), 0.0, tl.float32)
     IN: tl.constexpr = 0 if WIDE or not ASM else SHIFT
-    OUT: tl.constexpr = 126 - (WIDE_SHIFT if WIDE else SHIFT) if ASM else 0
+    OUT: tl.constexpr = 126 - SHIFT if ASM and not WIDE else 0
     SUPERBLOCKS: tl.constexpr = K // 64
+    STEPS: tl.constexpr = (SUPERBLOCKS + SB - 1) // SB
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
-    for step in tl.range(0, (SUPERBLOCKS + SB - 1) // SB, num_stages=STAGES):
+    # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask the same slices
+    # of L2 for the same lines at the same time: with two tokens that costs a third of the layer's time on an H200
+    # (benchmarks/NOTES.md). The order of additions depends on the row alone.
+    step = tile * BN // 64 % max(STEPS, 1)
+    w_offs += step * (SB * 1024)
+    s_offs += step * (SB * 32)
+    x_ptrs += step * (SB * 64)
+    for _ in tl.range(0, STEPS, num_stages=STAGES):
         if MASKED:
             inside = step * SB + batch < SUPERBLOCKS
             w_mask = inside[:, None] & (row < N)[None, :]
@@ -93,11 +105,16 @@ def accumulate(
             pair = tl.load(s_ptr + s_offs).to(tl.int32)
         x_lo = _activations(x_ptrs, x_mask, IN, ASM)
         x_hi = _activations(x_ptrs + 32, x_mask, IN, ASM)
-        acc += tl.dot(lo, x_lo) * scale_to_float32(pair & 255, WIDE)[:, :, None]
-        acc += tl.dot(hi, x_hi) * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
-        w_offs += SB * 1024
-        s_offs += SB * 32
-        x_ptrs += SB * 64
+        low, high = tl.dot(lo, x_lo), tl.dot(hi, x_hi)
+        if WIDE and ASM:  # before the scale, or the product could underflow
+            low, high = low * 2.0**WIDE_SHIFT, high * 2.0**WIDE_SHIFT
+        acc += low * scale_to_float32(pair & 255, WIDE)[:, :, None]
+        acc += high * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+        onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
+        step += onward
+        w_offs += onward * (SB * 1024)
+        s_offs += onward * (SB * 32)
+        x_ptrs += onward * (SB * 64)
     if K % 64 != 0:
         acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, N, K, SB, IN, WIDE, ASM)
     total = tl.sum(acc, 0)

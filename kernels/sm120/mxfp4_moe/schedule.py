@@ -97,13 +97,16 @@ def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
 
 
 def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Tile:
-    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while it still does."""
+    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while it still does.
+
+    The thresholds leave room for tokens that share experts: then a part of the programs has nothing to do.
+    """
     if width == 32:
         return Tile(64, width, warps=2)
     if width == 16:
         return Tile(64 if quantized else 32, width, warps=2 if quantized else 1)  # 64 rows of one warp spill
     programs = -(-total // 64) * active
-    if quantized or programs >= 10 * sms:
+    if quantized or programs >= 24 * sms:
         return Tile(64, width)
     return Tile(32, width, stages=4 if programs < 4 * sms else 3)
 
