@@ -132,6 +132,29 @@ def config(shape: Shape) -> dict[str, Any]:
     }
 
 
+def tokenizer(vocabulary: int) -> dict[str, dict[str, Any]]:
+    """Files of a tokenizer that spells text in bytes; ids beyond the bytes are read as `t300 `."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    letters = [chr(b) for b in printable] + [chr(256 + n) for n in range(len(others))]  # as byte-level BPE writes bytes
+    words = {"<s>": 0, "</s>": 1} | {letter: 2 + n for n, letter in enumerate(letters)}
+    words |= {f"t{n}{chr(256 + others.index(0x20))}": n for n in range(len(words), vocabulary)}
+    special = [{"id": n, "content": w, "special": True} for w, n in (("<s>", 0), ("</s>", 1))]
+    for token in special:
+        token |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": words, "merges": []}
+    fast = {
+        "version": "1.0",
+        "added_tokens": special,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": model,
+    }
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    return {"tokenizer.json": fast, "tokenizer_config.json": about | {"model_max_length": 65536}}
+
+
 Fill = Callable[[np.random.Generator], np.ndarray]
 
 
@@ -375,6 +398,8 @@ def write(directory: Path, shape: Shape, threads: int = 8) -> Path:
             job.result()
     index = {"metadata": {"total_size": sum(t.nbytes for part in parts for t in part)}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, document in tokenizer(shape.vocabulary).items():
+        (directory / name).write_text(json.dumps(document))
     (directory / "config.json").write_text(json.dumps(config(shape), indent=1))
     return directory
 

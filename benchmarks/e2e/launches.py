@@ -71,10 +71,12 @@ LAUNCHES = (
         flags=MARLIN + EAGLE + EAGER, main=False, loaded=False, text=True,
     ),
     Launch(
-        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", env=OFF, flags=MARLIN + eagle(3), main=False, text=True,
+        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", env=OFF, flags=MARLIN + eagle(3),
+        main=False, text=True,
     ),
     Launch(
-        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", env=OURS, flags=MARLIN + eagle(3), main=False, text=True,
+        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", env=OURS, flags=MARLIN + eagle(3),
+        main=False, text=True,
     ),
     Launch(
         "ours-mxfp4-w4a8", "mxfp4", "as ours-mxfp4, with MXFP8 activations in the draft's experts",

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(document).encode())
 
     def do_GET(self):
-        self.answer({})
+        self.answer({"version": "0", "moe_runner_backend": "marlin"})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -49,12 +49,12 @@ class Handler(BaseHTTPRequestHandler):
             weights["seed"] = Path(body["model_path"]).name
             return self.answer({"success": True, "message": "done"})
         count = body["sampling_params"]["max_new_tokens"]
-        seed = f"{weights['seed'].rpartition('-')[2]} {body['input_ids']}"
+        seed = f"{weights['seed'].rpartition('-')[2]} {body.get('input_ids', body.get('text'))}"
         ids = random.Random(seed).choices(range(100), k=count)
         meta = {"completion_tokens": count, "spec_accept_length": 1.5}
-        if body["return_logprob"]:
+        if body.get("return_logprob"):
             meta["output_token_logprobs"] = [[-0.5, i, None] for i in ids]
-        return self.answer({"output_ids": ids, "meta_info": meta})
+        return self.answer({"output_ids": ids, "text": str(ids), "meta_info": meta})
 
 
 ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
