@@ -1,0 +1,47 @@
+"""Fixtures of the compatibility tests: releases from the cache, and the modules of scripts/compat."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "compat"))
+
+import cache  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def release_tree():
+    """release -> its unpacked tree; the test is skipped if it is neither in the cache nor to be had."""
+
+    def tree(release: str) -> Path:
+        try:
+            cache.path_of(release)
+            return cache.tree(release)
+        except cache.Unavailable as error:
+            pytest.skip(f"SGLang {release} IS NOT TESTED: it is not in {cache.root()} and there is no network ({error})")
+
+    return tree
+
+
+@pytest.fixture(scope="session")
+def ask(release_tree):
+    """Run a script of this directory with a release on its path; returns its JSON answer."""
+
+    def ask(script: str, *arguments: str, stdin: str, release: str, at: Path | None = None, **env: str):
+        release_tree(release)
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=cache.environment(release, at) | env,
+            check=False,
+        )
+        assert done.stdout, f"status {done.returncode}:\n{done.stderr[-3000:]}"
+        return json.loads(done.stdout)
+
+    return ask

@@ -1,0 +1,48 @@
+"""Settings that SGLang overrides or that lack kernels on SM120: `plan` names each, with the variable to set."""
+
+import pytest
+import rows
+import run
+from sglang_sm120.patches import probe_checkpoint
+
+JIT = "SGLANG_ENABLE_JIT_DEEPGEMM"
+TRAPS = {
+    "none": {},
+    "top-k v2": {"SGLANG_OPT_USE_TOPK_V2": "1"},
+    "projection": {"SGLANG_OPT_FP8_WO_A_GEMM": "1"},
+    "experts": {"SGLANG_DSV4_FP4_EXPERTS": "0"},
+    "no deep gemm": {JIT: "0"},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(probe_checkpoint.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
+
+
+def _warnings(model, release, arch):
+    scenarios = [
+        {"id": name, "model": model, "flags": list(rows.TP2), "env": run.OURS | env} for name, env in TRAPS.items()
+    ]
+    answers = run.ask(scenarios, arch, run.cache.environment(release))
+    return {answer["id"]: answer["warnings"] for answer in answers}
+
+
+@pytest.mark.parametrize(
+    ("release", "arch", "projection_overwritten", "deep_gemm"),
+    [("0.5.18", "sm121", True, True), ("0.5.23", "sm121", False, False), ("0.5.18", "sm120", True, False)],
+)
+def test_traps(release, arch, projection_overwritten, deep_gemm, model, release_tree):
+    release_tree(release)
+    found = _warnings(model, release, arch)
+    assert [w for w in found["none"] if JIT in w] == found["none"]
+    assert bool(found["none"]) == deep_gemm
+    assert not [w for w in found["no deep gemm"] if JIT in w]
+    assert any("SGLANG_OPT_USE_TOPK_V2=1 has no effect" in w and "unset it" in w for w in found["top-k v2"])
+    assert any("SGLANG_OPT_FP8_WO_A_GEMM=1" in w for w in found["projection"]) == projection_overwritten
+    assert any("unset it" in w and "SGLANG_DSV4_FP4_EXPERTS=0" in w for w in found["experts"])
+
+
+def test_no_warnings_where_the_overlay_does_not_act(model, release_tree):
+    release_tree("0.5.18")
+    assert set(map(tuple, _warnings(model, "0.5.18", "sm100").values())) == {()}
