@@ -95,6 +95,18 @@ def build(weights: workload.Weights, names: list[str], top_k: int, failed: dict[
     return built, errors
 
 
+def host_cost(contestant: Any, case: workload.Case, calls: int = 100) -> float:
+    """Microseconds of Python and launches per call without a graph: queued without waiting, best of five runs."""
+    call, best = contestant.call(case), float("inf")
+    for _ in range(6):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - begun) / calls * 1e6)
+    return best
+
+
 def line(row: dict[str, Any], names: list[str]) -> str:
     cells = [f"{row['us'][n]:9.1f} ({row['floor_us'] / row['us'][n]:.2f})" if n in row["us"] else " " * 16 for n in names]
     return f"{row['shape']:15s} {row['routing']:11s} T={row['tokens']:5d} floor {row['floor_us']:8.1f}  " + "  ".join(cells)
@@ -117,7 +129,7 @@ def main() -> int:
     receipt: dict[str, Any] = {
         "schema": 1, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": triton.__version__, "python": platform.python_version(), "command": sys.argv, "commit": options.commit or commit(),
-        "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {}, "failed": {}, "rows": [],
+        "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
     }  # fmt: skip
     print(f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s")
     shapes = list(workload.SHAPES) if options.shapes == "all" else options.shapes.split(",")
@@ -127,6 +139,9 @@ def main() -> int:
             weights = workload.random_weights(experts, hidden, inter)
             contestants, errors = build(weights, names, top_k, receipt["failed"].setdefault(shape, {}))
             receipt["errors"][shape] = errors
+            host_case = workload.case(4, experts, hidden, top_k)
+            receipt["host_us"][shape] = {n: host_cost(c, host_case) for n, c in contestants.items()}
+            print("host us a call, T = 4:", {n: round(v, 1) for n, v in receipt["host_us"][shape].items()})
             print(shape, {n: f"{e:.1e}" for n, e in errors.items()}, receipt["failed"][shape], flush=True)
             for routing in options.routings.split(","):
                 for tokens in map(int, options.tokens.split(",")):
