@@ -67,7 +67,7 @@ router=(
   --prefill "http://127.0.0.1:$prefill_port" "$bootstrap_port"
   --decode "http://127.0.0.1:$decode_port"
   --host 127.0.0.1 --port "$port"
-  --worker-startup-timeout-secs 3600 # loading a checkpoint of 150 GB from a slow disk takes longer than the default
+  --worker-startup-timeout-secs 3600 # 150 GB from a slow disk can take longer than the router's half hour
 )
 
 if [ "$dry_run" -eq 1 ]; then

@@ -41,9 +41,9 @@ def command(arguments):
     if arguments[0] == "plan":
         note("plan", arguments[1:])
         return 0
-    if arguments[0] == "selftest":  # half a minute, or a GPU; tests/integration runs it
+    if arguments[0] in ("selftest", "verify"):  # half a minute or a GPU, and a server; both have tests of their own
         parse = "import sys; from sglang_sm120 import cli; cli.parser().parse_args(sys.argv[1:])"
-        note("selftest", arguments[1:])
+        note(arguments[0], arguments[1:])
         return subprocess.call([REAL, "-c", parse, *arguments])
     note(arguments[0], arguments[1:])
     return subprocess.call([REAL, "-m", "sglang_sm120.cli", *arguments])
