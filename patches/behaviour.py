@@ -87,11 +87,16 @@ def _clamp_that_reaches_flashinfer() -> list[float] | None:
         return [arguments["output"]]
 
     scales = [torch.zeros(1, 4, 4, dtype=torch.float8_e4m3fn) if n in (1, 4) else torch.ones(1) for n in range(6)]
-    weights = {"w13_weight": torch.zeros(1, 16, 8, dtype=torch.uint8), "w2_weight": torch.zeros(1, 16, 8, dtype=torch.uint8)}
+    weights = {
+        "w13_weight": torch.zeros(1, 16, 8, dtype=torch.uint8),
+        "w2_weight": torch.zeros(1, 16, 8, dtype=torch.uint8),
+    }
     named = dict(zip(("swiglu_alpha", "swiglu_beta", "swiglu_limit"), triple, strict=True))
     info = runner.FlashInferCutlassMoeQuantInfo(quant_type="fp4", quant_scales=scales, **weights, **named)
     topk = SimpleNamespace(topk_weights=torch.ones(1, 1), topk_ids=torch.zeros(1, 1, dtype=torch.int32))
-    dispatched = SimpleNamespace(hidden_states=torch.zeros(1, 16).bfloat16(), hidden_states_scale=None, topk_output=topk)
+    dispatched = SimpleNamespace(
+        hidden_states=torch.zeros(1, 16).bfloat16(), hidden_states_scale=None, topk_output=topk
+    )
     _, activation_type = runner._flashinfer_cutlass_fused_moe()
     runner._flashinfer_cutlass_fused_moe = lambda: (look, activation_type)
     runner._run_flashinfer_cutlass(

@@ -21,8 +21,8 @@ _RUNNER = "sglang.srt.layers.moe.moe_runner.flashinfer_cutlass"
 _CLASS = "ModelOptNvFp4FusedMoEMethod"
 _GETTER = "_flashinfer_cutlass_fused_moe"
 _ATTRIBUTE = "_sm120_swiglu"
-# What the kernel computes per expert: min(gate, limit) · sigmoid(alpha · gate) · (clamp(up, ±limit) + beta), on dequantised
-# values. Alpha 1 and beta 0 leave silu(gate) · up.
+# What the kernel computes per expert, on dequantised values: g · sigmoid(alpha · g) · (clamp(up, ±limit) + beta) with
+# g = min(gate, limit). Alpha 1 and beta 0 leave silu(g) · clamp(up).
 _ALPHA, _BETA = 1.0, 0.0
 _clamp: ContextVar[Mapping[str, Any] | None] = ContextVar("sglang_sm120_clamp", default=None)
 
@@ -80,8 +80,9 @@ def prepare(method: Any, layer: Any) -> None:
 
     if "swiglu_limit" not in inspect.signature(cutlass_fused_moe).parameters:
         raise SystemExit(
-            "sglang-sm120: the installed FlashInfer's cutlass_fused_moe takes no swiglu_limit, so NVFP4 experts would run "
-            "without their clamp; install the flashinfer-python that this SGLang pins, or pass --moe-runner-backend marlin"
+            "sglang-sm120: the installed FlashInfer's cutlass_fused_moe takes no swiglu_limit, so NVFP4 experts would "
+            "run without their clamp; install the flashinfer-python that this SGLang pins, or pass "
+            "--moe-runner-backend marlin"
         )
     experts, device = layer.w13_weight.shape[0], layer.w13_weight.device
     values = {"alpha": _ALPHA, "beta": _BETA, "limit": float(method.moe_runner_config.swiglu_limit)}
@@ -111,8 +112,8 @@ def _wrap_kernel(module: ModuleType) -> None:
         return
     if getattr(kernel, "__name__", None) != "cutlass_fused_moe":
         raise patching.PatchError(
-            f"patch {NAME}: {_QUANT}.flashinfer_cutlass_fused_moe is {kernel!r}; expected FlashInfer's cutlass_fused_moe. "
-            f"Is flashinfer-python installed? Or leave the patch out with SGLANG_SM120_DISABLE={NAME}"
+            f"patch {NAME}: {_QUANT}.flashinfer_cutlass_fused_moe is {kernel!r}; expected FlashInfer's "
+            f"cutlass_fused_moe. Is flashinfer-python installed? Or leave it out with SGLANG_SM120_DISABLE={NAME}"
         )
 
     @functools.wraps(kernel)
@@ -127,8 +128,8 @@ PATCH = Patch(
     name=NAME,
     summary="hybrid FP8+NVFP4 targets on FlashInfer CUTLASS keep DeepSeek-V4's clamp at 10 (SGLang 0.5.14 to 0.5.20)",
     symptom=(
-        "none that is visible: `cutlass_fused_moe` is called without `swiglu_limit`, gate and up are not clamped, and the "
-        "answers are those of another model"
+        "none that is visible: `cutlass_fused_moe` is called without `swiglu_limit`, gate and up are not clamped, and "
+        "the answers are those of another model"
     ),
     targets=(
         Target(
@@ -181,11 +182,11 @@ PATCH = Patch(
         ),
         Target(_RUNNER, _GETTER, releases.spans({"0.5.15": "f99d3075e445", "0.5.21": None})),
     ),
-    why="the method's payload for the kernel has no such fields; nothing between the flags and the kernel carries the clamp",
+    why="the method's payload for the kernel has no such fields; nothing between flags and kernel carries the clamp",
     binding=(
-        "class attributes for the two methods; the function that names the kernel is looked up in its module at each call. "
-        "The tensors reach it through a context variable that is set while this method runs, so FP8, bf16 and MXFP4 layers "
-        "on the same kernel are not touched"
+        "class attributes for the two methods; the function that names the kernel is looked up in its module at each "
+        "call. The tensors reach it through a context variable that is set while this method runs, so FP8, bf16 and "
+        "MXFP4 layers on the same kernel are not touched"
     ),
     untouched="layers without swiglu_limit, other runners, and SGLang from 0.5.21 on, which passes the clamp itself",
     remove_when="support for SGLang 0.5.20 ends",

@@ -131,7 +131,7 @@ def _refuse_unpatched_schedulers(view: Any, draft: routing.Route) -> None:
 
 
 def _unpatched(view: Any) -> tuple[tuple[str, bool], ...]:
-    """The flags whose processes load no plugins, and whether they are used; the weight cache came with SGLang 0.5.18."""
+    """The flags whose processes load no plugins, and whether they are used; the weight cache is new in 0.5.18."""
     cache = getattr(view, "weight_cache_mode", "off")
     return ("--use-ray", bool(view.use_ray)), ("--weight-cache-mode", cache != "off")
 
@@ -195,16 +195,17 @@ PATCH = Patch(
         Target(_HOOKS, "register_resolution_hook", releases.spans({"0.5.20": "f0ca0da01f36"})),
     ),
     why=(
-        "from SGLang 0.5.15 a registration (0.5.14 has none, there one function is wrapped): upstream's provider sets the runner whenever the checkpoint is hybrid, without a look at the "
-        "GPU, and the rule that would save SM120 asks for `quantization == 'modelopt_fp4'`, which such checkpoints lack"
+        "from SGLang 0.5.15 a registration (0.5.14 has none, there one function is wrapped): upstream's provider sets "
+        "the runner whenever the checkpoint is hybrid, without a look at the GPU, and the rule that would save SM120 "
+        "asks for `quantization == 'modelopt_fp4'`, which such checkpoints lack"
     ),
     binding=(
         "providers of one architecture are collected in order of registration and the last one wins; SGLang 0.5.14 "
         "imports the wrapped function in the place that calls it"
     ),
     untouched=(
-        "runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8 experts, but in "
-        "SGLang 0.5.14 to 0.5.18, whose default on SM120 has no kernel for them, `auto` becomes `triton`"
+        "runners that were asked for and work; native MXFP4 checkpoints whose shapes FlashInfer takes; FP8 experts, "
+        "but in SGLang 0.5.14 to 0.5.18, whose default on SM120 has no kernel for them, `auto` becomes `triton`"
     ),
     remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,

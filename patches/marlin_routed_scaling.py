@@ -29,8 +29,9 @@ def _wrap_method(module: ModuleType) -> None:
     def wrap(original: FunctionType) -> Callable[..., Any]:
         def create_moe_runner(self: Any, layer: Any, moe_runner_config: Any) -> None:
             original(self, layer, moe_runner_config)
-            # Top-k multiplies for every NVFP4 layer of the hybrid checkpoint (should_fuse_routed_scaling_factor_in_topk);
-            # Marlin's reduction would do so again. Other checkpoints' models may not ask top-k to, so they stay.
+            # Top-k multiplies for every NVFP4 layer of the hybrid checkpoint (the layer says so in
+            # should_fuse_routed_scaling_factor_in_topk); Marlin's reduction would do so again. The models of
+            # other checkpoints may not ask top-k to, so they stay.
             if _HYBRID_MARK in (self.quant_config.exclude_modules or ()) and self._moe_runner_backend.is_marlin():
                 self.runner.config = dataclasses.replace(self.runner.config, routed_scaling_factor=None)
 
@@ -74,10 +75,10 @@ PATCH = Patch(
     ),
     why=(
         "whether top-k scales is decided by the method's class; no flag reaches it. Not choosing Marlin would leave "
-        "`--moe-runner-backend marlin`, expert-parallel sizes between 1 and tp, and `--quantization fp8` without a runner"
+        "`--moe-runner-backend marlin`, expert-parallel sizes between 1 and tp, and `--quantization fp8` with no runner"
     ),
     binding="a class attribute; the runner keeps the configuration that it is given when it is made",
-    untouched="other runners, MXFP4 experts on Marlin (their reduction does not scale), checkpoints that are not hybrid",
+    untouched="other runners, MXFP4 experts on Marlin (their reduction does not scale), checkpoints not hybrid",
     remove_when="support for SGLang 0.5.16 ends",
     install=install,
     proven_on=releases.span("0.5.14", "0.5.16"),

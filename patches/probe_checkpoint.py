@@ -1,7 +1,7 @@
 """Checkpoints of DeepSeek-V4-Flash's and -Pro's sizes that consist of a configuration and safetensors headers.
 
-For asking SGLang what it would do: its configuration looks at one expert's dtype, the overlay at one expert of target and
-draft; no data is read, and none is on disk.
+For asking SGLang what it would do: its configuration looks at one expert's dtype, the overlay at one expert of target
+and draft; no data is read, and none is on disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def _config(kind: str, draft: str, sizes: dict[str, int]) -> dict:
     quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
     quantization |= {"weight_block_size": [128, 128]}
     if kind == "hybrid-nvfp4":
-        quantization |= {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "group_size": 16, "ignore": ["mtp.*"]}
+        quantization |= {
+            "quant_algo": "MIXED_PRECISION",
+            "moe_quant_algo": "NVFP4",
+            "group_size": 16,
+            "ignore": ["mtp.*"],
+        }
     config = {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",

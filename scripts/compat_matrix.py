@@ -45,10 +45,14 @@ def main() -> int:
     parser.add_argument("--releases", default=",".join(releases.PROVEN))
     parser.add_argument("--archs", default=",".join(rows.SM12X + rows.OTHERS))
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side (2)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="finished parts: go on from there after an interruption")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="finished parts: go on from there after an interruption"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few rows of one release per era, on SM120 and SM100")
     parser.add_argument("--check", action="store_true", help="do not write docs/COMPAT.md, compare it")
-    parser.add_argument("--no-run", action="store_true", help="with --check: compare with the expectations, run nothing")
+    parser.add_argument(
+        "--no-run", action="store_true", help="with --check: compare with the expectations, run nothing"
+    )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write what this run would satisfy, for review")
     a = parser.parse_args()
     if a.no_run:

@@ -4,8 +4,9 @@
     python scripts/upstream_drift.py --check PATH/TO/sglang-source-tree [--json]
 
 Takes a wheel, an unpacked one, or a source tree, and compares each patch target with the newest proven release: `same`,
-`changed` (with a diff of the code), `gone`. Lists the public registrations that SGLang has gained since, one of which may
-let a patch retire. Reads source only; imports no SGLang. Exit status: 0 all the same, 1 something changed or is gone, 2 wrong usage.
+`changed` (with a diff of the code), `gone`. Lists the public registrations that SGLang has gained since, one of which
+may let a patch retire. Reads source only; imports no SGLang. Exit status: 0 all the same, 1 something changed or is
+gone, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Tree:
 
 
 def locate(given: Path, scratch: Path) -> Path | None:
-    """The directory that holds the package `sglang`, from a wheel, an unpacked wheel or a checkout; None without one."""
+    """The directory that holds the package `sglang`, from a wheel, an unpacked wheel or a checkout; else None."""
     if given.suffix == ".whl" and given.is_file():
         cache.unpack(given, scratch)
         given = scratch
@@ -138,7 +139,9 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", type=Path, required=True, metavar="WHEEL_OR_TREE")
-    parser.add_argument("--basis", choices=releases.PROVEN, default=releases.PROVEN[-1], help="compare with this release")
+    parser.add_argument(
+        "--basis", choices=releases.PROVEN, default=releases.PROVEN[-1], help="compare with this release"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     a = parser.parse_args()
     try:

@@ -186,8 +186,8 @@ def replace_function(module: ModuleType, name: str, patch: str, make: Callable[[
     if not isinstance(present, FunctionType) or not _is_original(module, present):
         owner = getattr(present, "__module__", None) or type(present).__module__
         raise PatchError(
-            f"patch {patch}: {module.__name__}.{name} has already been replaced by {owner}. Two overlays cannot both own "
-            f"it; remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
+            f"patch {patch}: {module.__name__}.{name} has already been replaced by {owner}. Two overlays cannot both "
+            f"own it; remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
         )
     replacement = make(present)
     setattr(replacement, MARK, patch)

@@ -56,8 +56,8 @@ def span(first: str, last: str = PROVEN[-1]) -> tuple[str, ...]:
 def spans(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Release -> value, from the releases at which the value changed.
 
-    A value holds from its release on; None ends it. `spans({"0.5.15": "a", "0.5.18": "b", "0.5.21": None})` gives `a` to
-    the proven releases from 0.5.15 to 0.5.17, `b` to 0.5.18 up to 0.5.20, and nothing to the others.
+    A value holds from its release on; None ends it. `spans({"0.5.15": "a", "0.5.18": "b", "0.5.21": None})` gives `a`
+    to the proven releases from 0.5.15 to 0.5.17, `b` to 0.5.18 up to 0.5.20, and nothing to the others.
     """
     unknown = set(changes) - set(PROVEN)
     if unknown:

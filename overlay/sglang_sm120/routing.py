@@ -77,9 +77,9 @@ class Launch:
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
         takes_names: this SGLang's flags accept registered runner names, hence ours.
         cutlass_mxfp4: this SGLang's FlashInfer CUTLASS MXFP4 method runs on SM120.
-        ids_per_layer: this SGLang's dispatcher numbers experts as each layer's method wants; before, as the global runner
-            does, which under DSpark is the target's.
-        default_reads_fp4_only: this SGLang's `auto` is a runner for FP4 experts on SM120, whatever the checkpoint holds.
+        ids_per_layer: this SGLang's dispatcher numbers experts as each layer's method wants; before, as the global
+            runner does, which under DSpark is the target's.
+        default_reads_fp4_only: this SGLang's `auto` on SM120 is a runner for FP4 experts, whatever the experts are.
     """
 
     kind: str
@@ -215,8 +215,8 @@ def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
 def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     """Raise RouteError when DSpark's draft would get expert ids that its runner does not read.
 
-    DSpark does not swap the runner for its draft, so the draft's dispatcher leaves ids as the target's runner wants them;
-    our method takes either.
+    DSpark does not swap the runner for its draft, so the draft's dispatcher leaves ids as the target's runner wants
+    them; our method takes either.
     """
     if launch.speculative != "DSPARK" or launch.ep == 1 or launch.ids_per_layer or asked in ("auto", RUNNER):
         return
@@ -224,7 +224,9 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     target = "flashinfer_mxfp4" if target == "auto" and launch.cutlass_mxfp4 else target
     if (target in GLOBAL_IDS) == (asked in GLOBAL_IDS):
         return
-    reason = f"with DSpark and --ep-size {launch.ep} this SGLang numbers the draft's experts as the target's {target} does"
+    reason = (
+        f"with DSpark and --ep-size {launch.ep} this SGLang numbers the draft's experts as the target's {target} does"
+    )
     raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
 
 

@@ -345,7 +345,9 @@ def layer_faults(layer: Any) -> list[str]:
         faults.append(f"SGLang's NVFP4 method has no kernel for the runner {global_runner()}")
     clamped = passes_nvfp4_clamp() or _is_patched(type(method), "apply")
     if global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:
-        faults.append(f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong")
+        faults.append(
+            f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong"
+        )
     scales = getattr(getattr(runner, "config", None), "routed_scaling_factor", None) not in (None, 1.0)
     if global_runner() == "marlin" and scales and layer.should_fuse_routed_scaling_factor_in_topk:
         faults.append("marlin would apply routed_scaling_factor twice, so answers would be wrong")

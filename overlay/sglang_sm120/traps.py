@@ -34,7 +34,7 @@ def warnings(given: dict[str, str], server_args: Any, arch: str, kind: str) -> l
 
 
 def _overridden(given: dict[str, str]) -> list[str]:
-    """SGLang up to 0.5.19 writes a block of variables on SM120 whatever the user gave; some of it stays forced later."""
+    """SGLang up to 0.5.19 writes a block of variables on SM120 whatever the user gave; later it still forces one."""
     changed = {n: (v, os.environ.get(n, "")) for n, v in given.items() if not _same(v, os.environ.get(n, ""))}
     return [
         f"{name}={wanted} has no effect: this SGLang sets {name}={forced} for DeepSeek-V4 on SM120; unset it"
@@ -82,8 +82,8 @@ def _kernels(given: dict[str, str], server_args: Any) -> list[str]:
         )
     if given.get("SGLANG_SM120_FLASHMLA_BACKEND") == "flashinfer" and not _has(_PRIVATE_ATTENTION):
         found.append(
-            f"SGLANG_SM120_FLASHMLA_BACKEND=flashinfer needs {_PRIVATE_ATTENTION}, which the installed FlashInfer lacks; "
-            "set SGLANG_SM120_FLASHMLA_BACKEND=triton"
+            f"SGLANG_SM120_FLASHMLA_BACKEND=flashinfer needs {_PRIVATE_ATTENTION}, which the installed FlashInfer "
+            "lacks; set SGLANG_SM120_FLASHMLA_BACKEND=triton"
         )
     return found
 

@@ -1,7 +1,7 @@
 """SGLang's releases on disk: each one's pure-Python tree, unpacked beside its metadata, and what it needs on the path.
 
-Everything lies under ${SGLANG_SM120_HOME:-~/.cache/sglang-sm120}/compat and is downloaded once. A release is selected by
-putting its tree first on PYTHONPATH of a child process; the environment's torch, Triton and FlashInfer serve all of them.
+Everything lies under ${SGLANG_SM120_HOME:-~/.cache/sglang-sm120}/compat and is downloaded once. A release is selected
+by putting its tree first on PYTHONPATH of a child process; the environment's torch, Triton and FlashInfer serve all.
 """
 
 from __future__ import annotations

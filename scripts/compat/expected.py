@@ -1,7 +1,7 @@
 """What must come of every row: `expected.json`, its reading, and the comparison with a run.
 
-The file maps row -> architecture -> side -> {first release: outcome}; an outcome holds until the next one. SM120 and SM121
-share theirs. `patches` maps patch -> {first release: status} on SM12x.
+The file maps row -> architecture -> side -> {first release: outcome}; an outcome holds until the next one. SM120 and
+SM121 share theirs. `patches` maps patch -> {first release: status} on SM12x.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def problems(cells: Iterable[Cell], table: dict[str, Any]) -> list[str]:
         where = f"SGLang {cell.release}, {cell.arch}, {cell.side}: {cell.row.id}"
         expected = outcome(table, cell.row.id, cell.arch, cell.side, cell.release)
         if cell.outcome != expected:
-            found.append(f"{where}\n    expected {expected}\n    got      {cell.outcome}\n    errors   {cell.document['errors']}")
+            found.append(
+                f"{where}\n    expected {expected}\n    got      {cell.outcome}\n    errors   {cell.document['errors']}"
+            )
         if cell.side == "ours":
             found += [f"{where}: {problem}" for problem in _patches(cell, table)]
     return found

@@ -44,11 +44,13 @@ class Cell:
 
     @property
     def outcome(self) -> str:
-        """One line: `runs: target; draft`, `breaks: …` where SGLang accepts what cannot run, `stops: …` where it ends."""
+        """`runs: target; draft`, `breaks: …` where SGLang accepts what cannot run, `stops: …` where the launch ends."""
         target, draft = self.document["target"], self.document["draft"]
         if target is None or (draft is None and self.row.draft != "none"):
             return "stops: " + _first_words(self.document["errors"][0])
-        layers = "; ".join(f"{part['runner']} ({_SHORT.get(part['method'], part['method'])})" for part in (target, draft) if part)
+        layers = "; ".join(
+            f"{part['runner']} ({_SHORT.get(part['method'], part['method'])})" for part in (target, draft) if part
+        )
         return ("breaks: " if self.document["errors"] else "runs: ") + layers
 
 
@@ -57,7 +59,9 @@ def _first_words(error: str) -> str:
     return error.strip().splitlines()[0].split(":")[0][:90].strip()
 
 
-def run(release: str, arch: str, rows: Iterable[Row], sides: Iterable[str] = SIDES, at: Path | None = None) -> list[Cell]:
+def run(
+    release: str, arch: str, rows: Iterable[Row], sides: Iterable[str] = SIDES, at: Path | None = None
+) -> list[Cell]:
     """All rows of one release on one architecture, in one process.
 
     Args:
@@ -95,10 +99,14 @@ def ask(scenarios: list[dict[str, Any]], arch: str, environment: dict[str, str])
     try:
         return json.loads(done.stdout)
     except ValueError:
-        raise SystemExit(f"the worker ended with status {done.returncode} and no answer:\n{done.stderr[-3000:]}") from None
+        raise SystemExit(
+            f"the worker ended with status {done.returncode} and no answer:\n{done.stderr[-3000:]}"
+        ) from None
 
 
-def run_all(parts: Iterable[tuple[str, str]], rows: list[Row], jobs: int, keep: Path | None = None) -> Iterator[list[Cell]]:
+def run_all(
+    parts: Iterable[tuple[str, str]], rows: list[Row], jobs: int, keep: Path | None = None
+) -> Iterator[list[Cell]]:
     """Each (release, architecture), `jobs` processes at a time, as they end.
 
     Args:

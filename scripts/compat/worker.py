@@ -2,9 +2,9 @@
 
     python worker.py --arch sm120 < scenarios.json > answers.json
 
-A scenario is {"id", "model", "flags", "env"}; the answer is `plan`'s document for it, with the real SGLang on PYTHONPATH
-resolving the flags and building its MoE layers on simulated GPUs. The plugin is loaded in the child, through SGLang's own
-entry point, so one import serves stock and overlay; `SGLANG_PLUGINS=__none__` in `env` is stock.
+A scenario is {"id", "model", "flags", "env"}; the answer is `plan`'s document for it, with the real SGLang on
+PYTHONPATH resolving the flags and building its MoE layers on simulated GPUs. The plugin is loaded in the child, through
+SGLang's own entry point, so one import serves stock and overlay; `SGLANG_PLUGINS=__none__` in `env` is stock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,13 @@ def fork(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
     with os.fdopen(read_end) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    died = {"errors": ["the process ended without an answer"], "target": None, "draft": None, "warnings": [], "patches": []}
+    died = {
+        "errors": ["the process ended without an answer"],
+        "target": None,
+        "draft": None,
+        "warnings": [],
+        "patches": [],
+    }
     return {"id": scenario["id"], **(json.loads(text) if text else died)}
 
 

@@ -22,7 +22,9 @@ def release_tree():
             cache.path_of(release)
             return cache.tree(release)
         except cache.Unavailable as error:
-            pytest.skip(f"SGLang {release} IS NOT TESTED: it is not in {cache.root()} and there is no network ({error})")
+            pytest.skip(
+                f"SGLang {release} IS NOT TESTED: it is not in {cache.root()} and there is no network ({error})"
+            )
 
     return tree
 

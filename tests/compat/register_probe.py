@@ -1,8 +1,8 @@
-"""What `register()` does on simulated GPUs with an edited SGLang: forks for each scenario on stdin, before any import of SGLang.
+"""What `register()` does on simulated GPUs with an edited SGLang; forks for each scenario, before SGLang is imported.
 
-Reads [{"tree", "arch", "env"}]; prints [{"stopped", "states", "imported", "cuda", "logged"}]: the message that ended the
-launch (None if it goes on), each patch's status, how many of SGLang's modules were imported, whether the GPU was touched
-through torch, and what was logged.
+Reads [{"tree", "arch", "env"}]; prints [{"stopped", "states", "imported", "cuda", "logged"}]: the message that ended
+the launch (None if it goes on), each patch's status, how many of SGLang's modules were imported, whether the GPU was
+touched through torch, and what was logged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import torch
+
 from sglang_sm120 import patching, plugin, simulate
 
 

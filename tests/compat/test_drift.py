@@ -1,10 +1,11 @@
-"""A release or a patch target that differs from what was proven: SM120 stops with one message, other GPUs see nothing."""
+"""A release or a patch target that differs from what was proven: SM120 stops with one message, others see nothing."""
 
 import ast
 import json
 import shutil
 
 import pytest
+
 from sglang_sm120 import contracts, releases
 from sglang_sm120.patches import PATCHES
 
@@ -58,7 +59,9 @@ def _drifts():
     for patch in PATCHES:
         for target in patch.targets:
             release = list(target.fingerprints)[-1]
-            found.append(pytest.param(patch, target, release, "changed", id=f"{patch.name}-{release}-{target.qualname}"))
+            found.append(
+                pytest.param(patch, target, release, "changed", id=f"{patch.name}-{release}-{target.qualname}")
+            )
     patch = PATCHES[-1]
     return [*found, pytest.param(patch, patch.targets[0], NEWEST, "gone", id="gone")]
 
@@ -88,7 +91,13 @@ def test_sm120_stops_and_names_everything(patch, target, release, how, answers, 
     expected = target.fingerprints[release]
     assert "\n" not in said
     remedies = ("SGLANG_SM120=0", "SGLANG_SM120_ACCEPT_DRIFT=1")
-    for part in (f"SGLang {release}", str(target), "is gone" if how == "gone" else "has fingerprint", expected, *remedies):
+    for part in (
+        f"SGLang {release}",
+        str(target),
+        "is gone" if how == "gone" else "has fingerprint",
+        expected,
+        *remedies,
+    ):
         assert part in said
     owners = [p.name for p in PATCHES if str(target) in map(str, p.targets)]
     assert any(f"patch {name} " in said for name in owners), said
@@ -132,8 +141,7 @@ def test_an_unknown_release(ask, unknown):
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.18", "0.5.19", "0.5.20", NEWEST])
 def test_registering_imports_no_sglang_and_touches_no_gpu(release, ask, release_tree):
-    """In a process that would never touch CUDA (a detokenizer, a launcher) it must not start to: SGLang up to 0.5.20 asks
-    torch for the capability while its model code is imported."""
+    """A process that would never touch CUDA must not start to; SGLang's model code does on import up to 0.5.20."""
     scenario = [{"tree": str(release_tree(release)), "arch": "sm120", "env": {}}]
     (answer,) = ask("register_probe.py", stdin=json.dumps(scenario), release=release)
     assert answer["stopped"] is None

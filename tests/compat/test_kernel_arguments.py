@@ -1,6 +1,7 @@
 """What reaches the NVFP4 kernels of a hybrid checkpoint's target, stock and with the overlay, in real SGLang."""
 
 import pytest
+
 from sglang_sm120.patches import probe_checkpoint
 
 CLAMP = {"swiglu_alpha": [1.0] * 4, "swiglu_beta": [0.0] * 4, "swiglu_limit": [10.0] * 4}

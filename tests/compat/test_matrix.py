@@ -1,4 +1,4 @@
-"""The part of the matrix that fits into a test run, the rules that its expectations keep, and the document made of them.
+"""The part of the matrix that fits into a test run, the rules its expectations keep, and the document made of them.
 
 All of it: `scripts/compat_matrix.py`.
 """
@@ -66,7 +66,9 @@ def test_other_architectures_get_what_stock_gives(arch):
 
 def test_a_wrong_expectation_is_reported():
     row = rows.ROWS[0]
-    cell = run.Cell("0.5.23", "sm120", row, "stock", {"target": None, "draft": None, "errors": ["no: reason"], "patches": []})
+    cell = run.Cell(
+        "0.5.23", "sm120", row, "stock", {"target": None, "draft": None, "errors": ["no: reason"], "patches": []}
+    )
     (problem,) = expected.problems([cell], TABLE)
     for part in ("0.5.23", "sm120", "stock", row.id, "stops: no"):
         assert part in problem

@@ -3,6 +3,7 @@
 import pytest
 import rows
 import run
+
 from sglang_sm120.patches import probe_checkpoint
 
 JIT = "SGLANG_ENABLE_JIT_DEEPGEMM"

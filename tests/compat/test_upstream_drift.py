@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from sglang_sm120 import releases
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "upstream_drift.py"
@@ -15,7 +16,9 @@ TARGET = "srt/layers/quantization/modelopt_quant.py"
 
 
 def drift(*arguments):
-    done = subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -32,7 +35,7 @@ def test_the_release_itself_is_the_same(release_tree):
 
 @pytest.fixture
 def wheel(release_tree, tmp_path):
-    """The newest release's package as a wheel in which one target changed, one is gone, and a registration was added."""
+    """The newest release's package as a wheel: one target changed, one is gone, and a registration was added."""
     root, file = release_tree(NEWEST), tmp_path / "sglang-0.6.99-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         for path in (root / "sglang" / "srt").rglob("*.py"):
@@ -51,7 +54,8 @@ def test_a_changed_wheel(wheel):
     assert status == 1
     changed = [t for t in json.loads(out)["targets"] if t["state"] == "changed"]
     assert [(t["patch"], t["target"].rpartition(".")[2]) for t in changed] == [("mxfp4_nextn", "get_quant_method")]
-    assert "+" in changed[0]["diff"] and "assert prefix" in changed[0]["diff"]
+    assert "+" in changed[0]["diff"]
+    assert "assert prefix" in changed[0]["diff"]
     assert found["register_resolution_hook"]["state"] == "gone"
     assert json.loads(out)["seams"] == ["sglang.srt.arg_groups.resolution_hooks.register_another_hook"]
     assert "A patch can retire when:" in drift("--check", wheel)[1]

@@ -1,4 +1,4 @@
-"""The repairs for upstream, applied to the release they are written against: they do what the overlay does, and it sees so."""
+"""The repairs for upstream, applied to their release, do what the overlay does, and the overlay sees so."""
 
 import os
 import shutil
@@ -15,7 +15,11 @@ AGAINST = releases.PROVEN[-1]
 PATCHES = sorted((Path(__file__).parents[2] / "patches" / "upstream").glob("*.patch"))
 HYBRID = [r for r in rows.ROWS if r.kind == "hybrid-nvfp4" and r.size == "flash" and not r.env]
 CUTLASS, DRAFT = "flashinfer_cutlass (NVFP4)", "flashinfer_mxfp4 (FlashInfer CUTLASS MXFP4)"
-GRID = {"hybrid-nvfp4": CUTLASS, "hybrid-nvfp4, EAGLE": f"{CUTLASS}; {DRAFT}", "hybrid-nvfp4, DSPARK": f"{CUTLASS}; {DRAFT}"}
+GRID = {
+    "hybrid-nvfp4": CUTLASS,
+    "hybrid-nvfp4, EAGLE": f"{CUTLASS}; {DRAFT}",
+    "hybrid-nvfp4, DSPARK": f"{CUTLASS}; {DRAFT}",
+}
 ON_SM120 = GRID | {
     "hybrid-nvfp4, EAGLE, draft=marlin": f"{CUTLASS}; marlin (Marlin MXFP4)",
     "hybrid-nvfp4, EAGLE, target=marlin": "marlin (NVFP4); marlin (Marlin MXFP4)",
