@@ -88,7 +88,16 @@ def known_flags():
         flags |= {o for a in parser._actions for o in a.option_strings}
     flags |= names(r"(?m)^ {2,6}(?:-h \| )?(--[\w-]+)\)", RECIPES)
     router = {"--pd-disaggregation", "--prefill", "--decode", "--worker-startup-timeout-secs"}  # sglang-router 0.3.2
-    others = {"--force-reinstall", "--no-deps", "--no-cache-dir", "--wheel-dir", "--build-arg", "--from", "--check"}
+    others = {
+        "--volumes",
+        "--force-reinstall",
+        "--no-deps",
+        "--no-cache-dir",
+        "--wheel-dir",
+        "--build-arg",
+        "--from",
+        "--check",
+    }
     return flags | router | others | {"--tp", "--speculative-draft-model-path"}
 
 

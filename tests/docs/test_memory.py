@@ -1,0 +1,43 @@
+"""The arithmetic in docs/MEMORY.md."""
+
+import re
+
+import pytest
+from documents import ROOT
+
+TEXT = (ROOT / "docs" / "MEMORY.md").read_text(encoding="utf-8")
+GIB = 2**30
+NUMBER = r"([\d.]+)"
+MODELS = re.findall(
+    rf"^\| (V4[\w.-]+) \| (\d+), (\d+), (\d+), (\d+) \| {NUMBER} GiB \| {NUMBER} GiB \| (?:{NUMBER} GiB)?", TEXT, re.M
+)
+PARTS = re.findall(rf"^\| `--tp [^|]+\| {NUMBER} \| {NUMBER} \|$", TEXT, re.M)
+FITS = re.findall(rf"^\| (\d) x \d+ GB[^|]*\| {NUMBER} to {NUMBER} GiB \|", TEXT, re.M)
+FLASH = {"experts": 145.1, "draft": 3.2, "rest": 8.0}  # of the table of models, as the document rounds them
+
+
+def test_the_tables_are_read():
+    assert (len(MODELS), len(PARTS), len(FITS)) == (3, 4, 8)
+
+
+@pytest.mark.parametrize("row", MODELS, ids=[m[0] for m in MODELS])
+def test_experts(row):
+    experts, hidden, inter, layers = map(int, row[1:5])
+    one_layer = experts * 3 * hidden * inter
+    assert float(row[5]) == round(one_layer * layers * (1 / 2 + 1 / 16) / GIB, 1)
+    assert float(row[6]) == round(one_layer * layers * (1 / 2 + 1 / 32) / GIB, 1)
+    if row[7]:
+        assert float(row[7]) == pytest.approx(one_layer * (1 / 2 + 1 / 32) / GIB, abs=0.05)
+
+
+@pytest.mark.parametrize(("part", "gib"), PARTS)
+def test_static_part_of_95_gib(part, gib):
+    assert float(gib) == pytest.approx(95 * float(part), abs=0.05)
+
+
+@pytest.mark.parametrize(("gpus", "least", "most"), FITS)
+def test_what_fits(gpus, least, most):
+    sharded = (FLASH["experts"] + FLASH["draft"]) / int(gpus)
+    assert float(most) == pytest.approx(sharded + FLASH["rest"], abs=1)
+    if int(gpus) > 1:
+        assert float(least) == pytest.approx(sharded + FLASH["rest"] / int(gpus), abs=1)
