@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled and held to limits, without a GPU.
+"""What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
 
     sm120_report.py                        the installed Triton, both architectures, as a table
     sm120_report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
     sm120_report.py --json                 the same as JSON
     sm120_report.py --update-readme        rewrite the table between the markers in kernels/sm120/README.md
 
-Every tile that `schedule.plan` picks for the published shapes on a GPU of 188 SMs is compiled. Exit status 1 if a limit is
-broken or no tile was compiled.
+Every tile that `schedule.plan` picks for the published shapes on a GPU of 188 SMs is compiled. Exit status 1 if a limit
+is broken or no tile was compiled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ SHAPES = (  # hidden, intermediate of one rank, experts, top_k
 )
 TOKENS = (1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Per SM of compute capability 12.x (CUDA C++ Programming Guide, table of technical specifications).
-SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED, REGISTERS_PER_SM, WARPS_PER_SM, CTAS_PER_SM = 102400, 101376, 1024, 65536, 48, 24
+SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED, REGISTERS_PER_SM, WARPS_PER_SM, CTAS_PER_SM = (
+    102400,
+    101376,
+    1024,
+    65536,
+    48,
+    24,
+)
 # Thread-instructions of the main loop per weight, by token tile. The narrowest tile is what decoding uses; wider ones
 # spend more because the MMAs and scale products themselves grow with the tokens.
 INSTRUCTIONS = {
@@ -50,6 +57,7 @@ INSTRUCTIONS = {
 def tiles() -> list[dict[str, Any]]:
     """Distinct (kernel, mode, tile) over the shapes, each with the first shape that uses it."""
     import torch
+
     from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -72,9 +80,10 @@ def tiles() -> list[dict[str, Any]]:
 
 def compile_tile(config: dict[str, Any], arch: int) -> Any:
     import triton
-    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
 
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
     constants = {
@@ -143,7 +152,8 @@ def opcode(instruction: str) -> str:
 def words_are_whole(ttgir: str) -> bool:
     """Whether every four-byte decode sees four neighbouring bytes of a row in a thread's registers.
 
-    True for MMA operands of kWidth 4 and for blocked layouts with at least 4 elements a thread along the last dimension.
+    True for MMA operands of kWidth 4 and for blocked layouts with at least 4 elements a thread along the last
+    dimension.
     """
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
     decodes = re.findall(r"packed_element = 4 .*?\} [^:]*: tensor<[0-9x]+xi8, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>", ttgir)
@@ -200,7 +210,8 @@ def broken_limits(row: dict[str, Any]) -> list[str]:
         "weight copies narrower than 16 bytes": row["weight_copies_16b"],
         f"{row['sync_loads']} synchronous loads in the loop": row["sync_loads"] == 0,
         "a decode sees a torn word": row["whole_words"],
-        f"{row['instructions_per_weight']} instructions a weight, limit {limit}": row["instructions_per_weight"] <= limit,
+        f"{row['instructions_per_weight']} instructions a weight, limit {limit}": row["instructions_per_weight"]
+        <= limit,
         "no block-scaled MMA": row["mode"] == "bf16" or row["scaled_mma"],
         "decomposed into bf16 MMAs": row["mode"] == "bf16" or "HMMA" not in row["mma"],
     }
@@ -228,7 +239,17 @@ def fetched(version: str) -> Path:
     if not (target / "triton").is_dir():
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as wheels:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, f"triton=={version}"]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                wheels,
+                f"triton=={version}",
+            ]
             subprocess.run(pip, check=True)
             wheel = next(Path(wheels).glob("*.whl"))
             subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(target)], check=True)

@@ -4,10 +4,12 @@
     PYTHONPATH=overlay:PATH_OF_TRITON_KERNELS:PATH_OF_B12X python3 benchmarks/judges/judge.py --out receipt.json
 
 triton_kernels  its MXFP4 dequantisation in torch and its assert_close with its default thresholds (2e-2 largest, 4e-3 RMS)
-b12x W4A16      its float32 oracle for e2m1 with e8m0 per 32, and its comparison; it asks cosine > 0.998 of its own kernel
-b12x W4A8       its oracle with activations rounded to MXFP8, which it holds its own kernel to with cosine > 0.995
+b12x W4A16      its float32 oracle for e2m1 with e8m0 per 32, and its comparison; it asks cosine > 0.998 of its own
+kernel b12x W4A8       its oracle with activations rounded to MXFP8, which it holds its own kernel to with cosine >
+0.995
 
-Nothing of theirs is part of this repository; the packages used were sglang-kernel 0.4.5 (for triton_kernels) and b12x 1.5.1.
+Nothing of theirs is part of this repository; the packages used were sglang-kernel 0.4.5 (for triton_kernels) and b12x
+1.5.1.
 """
 
 from __future__ import annotations
@@ -93,7 +95,13 @@ def by_b12x(weights: Any, x: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, m
     metrics = reference.compare_to_reference(y, want)
     limit = 0.995 if mxfp8 else 0.998
     relative = float((y.float() - want.float()).norm() / want.float().norm())
-    return {"cosine": metrics.cos, "rmse": metrics.rmse, "relative": relative, "limits": [limit], "good": metrics.cos > limit}
+    return {
+        "cosine": metrics.cos,
+        "rmse": metrics.rmse,
+        "relative": relative,
+        "limits": [limit],
+        "good": metrics.cos > limit,
+    }
 
 
 JUDGES = {

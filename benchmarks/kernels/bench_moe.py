@@ -3,11 +3,11 @@
 
     PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --out receipt.json
 
-Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked against
-float64 on the same weights before its time counts. A row's graph holds several calls with their own experts and inputs, so
-that weights come from DRAM; contestants take turns, one replay each, until all have their samples. Floor: bytes of the
-experts hit plus input and output over this run's copy bandwidth, or operations over its matrix-product rate, whichever is
-larger. The result is a receipt with versions, commit and raw samples.
+Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked
+against float64 on the same weights before its time counts. A row's graph holds several calls with their own experts and
+inputs, so that weights come from DRAM; contestants take turns, one replay each, until all have their samples. Floor:
+bytes of the experts hit plus input and output over this run's copy bandwidth, or operations over its matrix-product
+rate, whichever is larger. The result is a receipt with versions, commit and raw samples.
 """
 
 from __future__ import annotations
@@ -108,8 +108,12 @@ def host_cost(contestant: Any, case: workload.Case, calls: int = 100) -> float:
 
 
 def line(row: dict[str, Any], names: list[str]) -> str:
-    cells = [f"{row['us'][n]:9.1f} ({row['floor_us'] / row['us'][n]:.2f})" if n in row["us"] else " " * 16 for n in names]
-    return f"{row['shape']:15s} {row['routing']:11s} T={row['tokens']:5d} floor {row['floor_us']:8.1f}  " + "  ".join(cells)
+    cells = [
+        f"{row['us'][n]:9.1f} ({row['floor_us'] / row['us'][n]:.2f})" if n in row["us"] else " " * 16 for n in names
+    ]
+    return f"{row['shape']:15s} {row['routing']:11s} T={row['tokens']:5d} floor {row['floor_us']:8.1f}  " + "  ".join(
+        cells
+    )
 
 
 def main() -> int:
@@ -131,7 +135,9 @@ def main() -> int:
         "triton": triton.__version__, "python": platform.python_version(), "command": sys.argv, "commit": options.commit or commit(),
         "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
     }  # fmt: skip
-    print(f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s")
+    print(
+        f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s"
+    )
     shapes = list(workload.SHAPES) if options.shapes == "all" else options.shapes.split(",")
     try:
         for shape in shapes:

@@ -1,4 +1,4 @@
-"""The kernels that bench_moe.py times against each other. Each is built from checkpoint-layout weights and gives closures."""
+"""The kernels that bench_moe.py times: each is built from weights in the checkpoint's layout and gives closures."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _naive_product(
 
 
 class Naive:
-    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes, a program per route, eager torch around it."""
+    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes, a program per route, eager torch around."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 from sglang_sm120.kernels.sm120.mxfp4_moe import layout
 

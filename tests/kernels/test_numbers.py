@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 
 
@@ -38,7 +39,8 @@ def relative(y: torch.Tensor, want: torch.Tensor) -> float:
 def test_every_code_with_every_scale_byte(device):
     """w2 holds all 16 codes in both nibbles under each of the 256 scale bytes; one-hot activations show each product.
 
-    0 is 2**-127 and 255 is NaN, which stays in its row of w2, a column of the output. Tolerance: two bf16 roundings, 2**-8.
+    0 is 2**-127 and 255 is NaN, which stays in its row of w2, a column of the output. Tolerance: two bf16 roundings,
+    2**-8.
     """
     n, experts = 64, 2
     k = torch.arange(n)
@@ -77,7 +79,8 @@ def test_error_against_the_oracle(tokens, activation, device):
     exact = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
     y = moe.mxfp4_moe(x, moe.prepare_weights(*tensors), ids, weights, activation=activation)
     assert relative(y, want) <= 3e-3
-    # A single value may be off by 2e-2 of the RMS, or of itself where it is larger (its own rounding is up to 2**-9 of it).
+    # A single value may be off by 2e-2 of the RMS, or of itself where it is larger (its own rounding is up to 2**-9 of
+    # it).
     scale = torch.maximum(want.square().mean().sqrt(), want.abs())
     assert float(((y.double() - want).abs() / scale).max()) <= 2e-2 or activation == "mxfp8"
     assert relative(y, exact) <= (1e-1 if activation == "mxfp8" else 3e-3)

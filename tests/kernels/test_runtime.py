@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 from triton.runtime.jit import JITFunction
+
+from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 
 
 def test_an_interpreted_call_leaves_triton_as_it_was():

@@ -1,4 +1,4 @@
-"""MXFP4 mixture-of-experts layer (W4A16, W4A8) in Triton: see ../README.md for the layout, the regimes and the limits."""
+"""MXFP4 mixture-of-experts layer (W4A16, W4A8) in Triton: ../README.md explains layout, regimes and limits."""
 
 from . import reference
 from .api import mxfp4_moe

@@ -1,8 +1,8 @@
 """Device functions that read prepared weights: codes to bf16 or e4m3 in registers, scale bytes to float32.
 
-On a GPU the decode is the PTX of `layout`, four bytes (one word) at a time; it relies on the word's bytes being neighbours
-in a thread's registers, which scripts/sm120_report.py checks in the compiled form. The interpreter has no inline
-assembly, so there each element picks its bits out of its word by arithmetic.
+On a GPU the decode is the PTX of `layout`, four bytes (one word) at a time; it relies on the word's bytes being
+neighbours in a thread's registers, which scripts/sm120_report.py checks in the compiled form. The interpreter has no
+inline assembly, so there each element picks its bits out of its word by arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton.language as tl
 from . import layout
 
 _BF16 = layout.bf16_terms()
-# One assembly block per half: Triton 3.8 and later move only single-result blocks into the layout that the MMA wants, and
-# ptxas shares the rotations between the two anyway.
+# One assembly block per half: Triton 3.8 and later move only single-result blocks into the layout that the MMA wants,
+# and ptxas shares the rotations between the two anyway.
 BF16_LO, BF16_HI = tl.constexpr(layout.decode_ptx(_BF16[:2])), tl.constexpr(layout.decode_ptx(_BF16[2:]))
 TWO_OUTPUTS = tl.constexpr("=&r,=&r,r")
 # SOURCE as one number per bit of a code: eight 5-bit positions, for elements lo0 .. lo3 (bits 0 .. 19) and hi0 .. hi3.
@@ -46,7 +46,8 @@ def load_bf16_codes(
     """(lo, hi), each of the offsets' shape: the codes in the word around w_ptr + offsets.
 
     With ASM bf16 and scaled by 2**-126; without, float32 and not scaled, because Triton's interpreter loses bf16
-    subnormals and multiplies bf16 operands of a dot as integers. KEEP: decode in the layout of the load. `byte` is the position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
+    subnormals and multiplies bf16 operands of a dot as integers. KEEP: decode in the layout of the load. `byte` is the
+    position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
     """
     if ASM:
         if MASKED:
@@ -135,8 +136,8 @@ def round_to_e4m3(v):
 def to_fp8_bytes(blocks, AXIS: tl.constexpr):
     """(e4m3 bytes, scale bytes with AXIS of length 1) of float32 blocks, 32 values along AXIS.
 
-    The scale byte is 6 higher than the block's exponent asks for, because codes widened to e4m3 are 2**6 too small; it is
-    255 (NaN) where a value is not finite. GPU only.
+    The scale byte is 6 higher than the block's exponent asks for, because codes widened to e4m3 are 2**6 too small; it
+    is 255 (NaN) where a value is not finite. GPU only.
     """
     largest = tl.expand_dims(tl.max(tl.abs(blocks), AXIS), AXIS)
     finite = tl.expand_dims(tl.sum(tl.abs(blocks) * 0.0, AXIS), AXIS) == 0.0
@@ -147,7 +148,7 @@ def to_fp8_bytes(blocks, AXIS: tl.constexpr):
 
 @triton.jit
 def round_to_mxfp8(blocks, AXIS: tl.constexpr):
-    """float32, 32 values along AXIS: rounded to e4m3 times a power of two (`reference.quantize_mxfp8`); NaN if any is."""
+    """float32, 32 values along AXIS, rounded to e4m3 times a power of two (`reference.quantize_mxfp8`); NaN if any is."""
     largest = tl.expand_dims(tl.max(tl.abs(blocks), AXIS), AXIS)
     # A maximum may drop NaN; a sum of absolute values does not.
     finite = tl.expand_dims(tl.sum(tl.abs(blocks) * 0.0, AXIS), AXIS) == 0.0

@@ -3,8 +3,8 @@
 A program owns BN weight rows of one expert and one group of up to BT routes of that expert. Programs of one group are
 neighbours in launch order, so groups of the same expert find its weights in L2.
 
-Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because chunks of
-at most 4096 tokens keep routes * H below 2**31 (4096 * 32 slots * 16384).
+Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because chunks
+of at most 4096 tokens keep routes * H below 2**31 (4096 * 32 slots * 16384).
 """
 
 from __future__ import annotations

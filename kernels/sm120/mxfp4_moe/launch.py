@@ -12,8 +12,8 @@ import triton
 from . import gemm, reduce, routing, schedule
 from .prepare import PreparedWeights
 
-# Above this limit the intermediate could leave the range of the fast kernels: |h| <= limit**2, and 2**H_SHIFT times that
-# must stay below 2**127.
+# Above this limit the intermediate could leave the range of the fast kernels: |h| <= limit**2, and 2**H_SHIFT times
+# that must stay below 2**127.
 NARROW_LIMIT = 2.0**13
 
 

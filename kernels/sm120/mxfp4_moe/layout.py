@@ -1,20 +1,20 @@
-"""Where each bit of an MXFP4 code lies in the prepared weights, and the register decode that this placement makes cheap.
+"""Where each bit of an MXFP4 code lies in the prepared weights, and the register decode that this makes cheap.
 
 A row of K codes is cut into superblocks of 64: an even and an odd block of 32 codes, each with its own e8m0 scale. Word
-w (0..7) of a superblock holds four codes of the even block (4w .. 4w+3, "lo") and the same four of the odd block ("hi").
-In the checkpoint's order the 32 bits of such a word are lo0 lo1 lo2 lo3 hi0 hi1 hi2 hi3, four bits each, least significant
-first; a code is sign, two exponent bits, mantissa.
+w (0..7) of a superblock holds four codes of the even block (4w .. 4w+3, "lo") and the same four of the odd block
+("hi"). In the checkpoint's order the 32 bits of such a word are lo0 lo1 lo2 lo3 hi0 hi1 hi2 hi3, four bits each, least
+significant first; a code is sign, two exponent bits, mantissa.
 
-The tensor cores want pairs of bf16. A bf16 whose bits 15, 8, 7 and 6 are the sign, the exponent and the mantissa of a code
-and whose other bits are 0 is the code's value times 2**-126, exactly (0.5 becomes a subnormal). So a decode is rotations
-and masks, and its cost is the number of different rotations plus the number of masked terms. `SOURCE` is a placement of
-the 32 bits with the fewest for bf16 (9 instructions for 8 weights; the plain nibble order needs about 22, because it has no
-two codes 16 bits apart) and, among those, the fewest for e4m3 (11). It was found by simulated annealing over all
-placements that keep the two codes of a pair 16 bits apart; no placement can do with 8, because four rotations of the bit
-pattern {6, 7, 8, 15} cannot tile the integers modulo 16.
+The tensor cores want pairs of bf16. A bf16 whose bits 15, 8, 7 and 6 are the sign, the exponent and the mantissa of a
+code and whose other bits are 0 is the code's value times 2**-126, exactly (0.5 becomes a subnormal). So a decode is
+rotations and masks, and its cost is the number of different rotations plus the number of masked terms. `SOURCE` is a
+placement of the 32 bits with the fewest for bf16 (9 instructions for 8 weights; the plain nibble order needs about 22,
+because it has no two codes 16 bits apart) and, among those, the fewest for e4m3 (11). It was found by simulated
+annealing over all placements that keep the two codes of a pair 16 bits apart; no placement can do with 8, because four
+rotations of the bit pattern {6, 7, 8, 15} cannot tile the integers modulo 16.
 
-e4m3 works alike: bits 7, 4, 3 and 2 of a byte give the value times 2**-6. The four bytes then hold codes 0, 2, 1, 3 of the
-word's four, so activations in that format are stored in this order (`FP8_ORDER`).
+e4m3 works alike: bits 7, 4, 3 and 2 of a byte give the value times 2**-6. The four bytes then hold codes 0, 2, 1, 3 of
+the word's four, so activations in that format are stored in this order (`FP8_ORDER`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from collections.abc import Iterable
 
 import torch
 
-# SOURCE[slot] = bit positions, in the prepared word, of (mantissa, low exponent, high exponent, sign) of the slot's first
-# code; the second code's bits lie 16 further on (modulo 32). Slots: (lo0, lo1), (lo2, lo3), (hi0, hi1), (hi2, hi3).
+# SOURCE[slot] = bit positions, in the prepared word, of (mantissa, low exponent, high exponent, sign) of the slot's
+# first code; the second code's bits lie 16 further on (modulo 32). Slots: (lo0, lo1), (lo2, lo3), (hi0, hi1), (hi2,
+# hi3).
 SOURCE = ((6, 7, 8, 15), (10, 11, 12, 19), (0, 1, 2, 9), (4, 5, 14, 13))
 BF16_TARGET = (6, 7, 8, 15)
 FP8_TARGET = ((2, 3, 4, 7), (10, 11, 12, 15))
@@ -50,7 +51,9 @@ def fp8_terms() -> list[Terms]:
     """Two outputs: four e4m3 bytes of lo, four of hi, in the order FP8_ORDER."""
     halves = ((SOURCE[0], SOURCE[1]), (SOURCE[2], SOURCE[3]))
     return [
-        _terms((t, s) for target, source in zip(FP8_TARGET, pair, strict=True) for t, s in zip(target, source, strict=True))
+        _terms(
+            (t, s) for target, source in zip(FP8_TARGET, pair, strict=True) for t, s in zip(target, source, strict=True)
+        )
         for pair in halves
     ]
 

@@ -2,16 +2,16 @@
 
 Prepared layout, for a matrix of N rows and K columns (N and K multiples of 32), per expert:
 
-* rows of w13 are reordered so that each 16 rows are 8 gate rows and the 8 up rows of the same channels: both halves of a
-  channel then sit in one thread's accumulators, 8 rows apart, and SwiGLU needs no exchange between threads;
+* rows of w13 are reordered so that each 16 rows are 8 gate rows and the 8 up rows of the same channels: both halves of
+  a channel then sit in one thread's accumulators, 8 rows apart, and SwiGLU needs no exchange between threads;
 * rows form tiles of 32. A tile is one run of 16 K bytes: for each superblock of 64 columns 32 rows x 32 bytes (words as
-  in `layout`), then, if K is an odd multiple of 32, 32 rows x 16 bytes for the last block (its first 16 codes as lo, the
-  others as hi);
+  in `layout`), then, if K is an odd multiple of 32, 32 rows x 16 bytes for the last block (its first 16 codes as lo,
+  the others as hi);
 * scales follow in the same order: a tile is a run of K bytes, per superblock 32 rows x (even, odd), then 32 rows x 1.
 
-Nothing is padded and no bit is dropped, so the repack is a bijection on each expert's bytes and `restore_weights` is its
-exact inverse. Work proceeds in slices, so that the memory needed beside the weights stays small (about 80 MiB for the
-largest published expert, 7168 x 3072; the tests hold 128 MiB).
+Nothing is padded and no bit is dropped, so the repack is a bijection on each expert's bytes and `restore_weights` is
+its exact inverse. Work proceeds in slices, so that the memory needed beside the weights stays small (about 80 MiB for
+the largest published expert, 7168 x 3072; the tests hold 128 MiB).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """W4A16: one expert's BN weight rows times a group's activations, codes widened to bf16 in registers.
 
 The weights are on the M side of the MMA, the tokens on the N side. A program's warps divide K among themselves: the
-product is a batched one over SB neighbouring superblocks of 64 columns, one per warp, so each weight and each activation
-is read from shared memory by exactly one warp, and the partial sums meet once, after the loop. (Triton gives the batch
-dimension of a rank-3 dot to the warps, and lowers it to mma.sync on every architecture, SM90 included.)
+product is a batched one over SB neighbouring superblocks of 64 columns, one per warp, so each weight and each
+activation is read from shared memory by exactly one warp, and the partial sums meet once, after the loop. (Triton gives
+the batch dimension of a rank-3 dot to the warps, and lowers it to mma.sync on every architecture, SM90 included.)
 
-Tensor cores see the codes as bf16 without their scales; one multiply-add per accumulator and block of 32 applies the scale
-in float32. With many tokens that is more work than scaling the weights first: see `product_wide`.
+Tensor cores see the codes as bf16 without their scales; one multiply-add per accumulator and block of 32 applies the
+scale in float32. With many tokens that is more work than scaling the weights first: see `product_wide`.
 
 Range. A decoded code is its value times 2**-126. To keep products away from the bottom of the float32 range activations
 are multiplied by 2**SHIFT on the way in and sums by 2**(126 - SHIFT) on the way out, all exact, for activations below
@@ -85,9 +85,9 @@ def accumulate(
     SUPERBLOCKS: tl.constexpr = K // 64
     STEPS: tl.constexpr = (SUPERBLOCKS + SB - 1) // SB
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
-    # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask the same slices
-    # of L2 for the same lines at the same time: with two tokens that costs a third of the layer's time on an H200
-    # (benchmarks/NOTES.md). The order of additions depends on the row alone.
+    # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask the same
+    # slices of L2 for the same lines at the same time: with two tokens that costs a third of the layer's time on an
+    # H200 (benchmarks/NOTES.md). The order of additions depends on the row alone.
     step = tile * BN // 64 % max(STEPS, 1)
     w_offs += step * (SB * 1024)
     s_offs += step * (SB * 32)

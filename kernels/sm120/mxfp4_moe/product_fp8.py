@@ -1,8 +1,9 @@
 """W4A8: one expert's BN weight rows times a group's e4m3 activations, by the native block-scaled MMA (QMMA on SM120).
 
 Codes are widened to e4m3 in registers (value * 2**-6; the activations' scales make up for it) and go to `tl.dot_scaled`
-with their own e8m0 bytes as they are in the checkpoint: the hardware applies both scales, NaN and 2**-127 included. Triton
-has no native path for e4m3 x e2m1 on SM120, and none for e4m3 x e4m3 on SM121 before 3.8; it then emulates in bf16.
+with their own e8m0 bytes as they are in the checkpoint: the hardware applies both scales, NaN and 2**-127 included.
+Triton has no native path for e4m3 x e2m1 on SM120, and none for e4m3 x e4m3 on SM121 before 3.8; it then emulates in
+bf16.
 
 Activations come from `quantize_rows` or the first product's epilogue: bytes in `layout.FP8_ORDER` within each four, and
 per superblock of 64 columns a pair of scale bytes (the last block's byte twice where K is an odd multiple of 32).

@@ -1,12 +1,12 @@
 """W4A16 for many tokens: an ordinary tile of a matrix product, weights scaled before they are multiplied.
 
-With 64 or more tokens a group, scaling each weight once is cheaper than scaling each sum per block, and the tile no longer
-fits one warp's registers, so the warps divide rows and tokens among themselves. Scaled weights are bf16 times 2**-64,
-exact for scale bytes 66 .. 192, which includes `prepare.NARROW_SCALES`; other layers keep to `product_bf16`.
+With 64 or more tokens a group, scaling each weight once is cheaper than scaling each sum per block, and the tile no
+longer fits one warp's registers, so the warps divide rows and tokens among themselves. Scaled weights are bf16 times
+2**-64, exact for scale bytes 66 .. 192, which includes `prepare.NARROW_SCALES`; other layers keep to `product_bf16`.
 
-On SM120 the decode happens in the MMA's operand registers, four neighbouring bytes a thread. SM90's wgmma wants two, which
-would tear the words apart, so there KEEP pins the decode to the layout of the load (Triton does not move assembly that
-it must assume impure) and the scaled weights go to the MMA through shared memory.
+On SM120 the decode happens in the MMA's operand registers, four neighbouring bytes a thread. SM90's wgmma wants two,
+which would tear the words apart, so there KEEP pins the decode to the layout of the load (Triton does not move assembly
+that it must assume impure) and the scaled weights go to the MMA through shared memory.
 """
 
 from __future__ import annotations

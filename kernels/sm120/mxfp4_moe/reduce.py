@@ -34,7 +34,7 @@ def combine(
 def round_rows_to_mxfp8(
     x_ptr, q_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """q = x [rows, K] rounded to MXFP8 and back, bf16 (exact: e4m3 has fewer bits). One program per row and block run."""
+    """q = x [rows, K] rounded to MXFP8 and back, bf16 (exact: e4m3 has fewer bits). A program per row and block run."""
     from_row = tl.program_id(0).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()

@@ -74,7 +74,7 @@ def own_group_by_table(sorted_ptr, counts_ptr, group, num_experts, EP: tl.conste
 def sort_routes(
     ids_ptr, sorted_ptr, counts_ptr, num_routes, num_experts, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """One program per expert: its routes in ascending order, its count and its start. No atomics, so always the same."""
+    """One program per expert: its routes in ascending order, its count, its start. No atomics, so always the same."""
     expert = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

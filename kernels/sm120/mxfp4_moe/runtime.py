@@ -1,9 +1,10 @@
-"""One kernel source, two ways to run it: compiled for the GPU, or in Triton's interpreter when the tensors are on a CPU.
+"""One kernel source, two ways to run it: compiled for the GPU, or in Triton's interpreter for tensors on a CPU.
 
-Triton chooses between the two when a function is decorated, from TRITON_INTERPRET, and its own library (`tl.sum`, ...) is
-decorated when Triton is imported. A process that imports Triton for other reasons, as SGLang does, would have to set the
-variable before that and would then interpret every kernel it has. `Kernel` keeps a compiled and an interpreted form of
-its own functions instead, and swaps the library's functions for interpreted ones only while an interpreted call runs.
+Triton chooses between the two when a function is decorated, from TRITON_INTERPRET, and its own library (`tl.sum`, ...)
+is decorated when Triton is imported. A process that imports Triton for other reasons, as SGLang does, would have to set
+the variable before that and would then interpret every kernel it has. `Kernel` keeps a compiled and an interpreted form
+of its own functions instead, and swaps the library's functions for interpreted ones only while an interpreted call
+runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _interpreter_lock = threading.RLock()
 
 
 class Kernel:
-    """A kernel to launch: `kernel.launch(grid, device, *args, num_warps=…, num_stages=…, launch_pdl=…, **constants)`."""
+    """A kernel to launch: `kernel.launch(grid, device, *args, num_warps=…, launch_pdl=…, **constants)`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn

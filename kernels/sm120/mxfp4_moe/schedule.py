@@ -1,4 +1,4 @@
-"""Which regime and which tiles: from token count, shapes and the live SM count alone, never from the routing's values."""
+"""Which regime and which tiles: from token count, shapes and the live SM count, never from the routing's values."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def chunk_tokens(top_k: int, hidden: int, inter: int) -> int:
 def plan(work: Work, sms: int, sm90: bool) -> Plan:
     """The launch for this work on a GPU of `sms` SMs.
 
-    Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, sums scaled in float32), whatever
-    its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16.
+    Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, sums scaled in float32),
+    whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16.
     """
     w = work
     scan = w.routes <= SCAN_LIMIT
@@ -82,7 +82,7 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
         tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
     groups = w.routes if scan else min(w.routes, active + w.routes // width)
-    partial = torch.float32 if w.invariant or not many and w.tokens <= 512 else torch.bfloat16
+    partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
     return Plan(scan, groups, tiles[0], tiles[1], partial, many)
 
 
