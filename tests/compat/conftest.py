@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def release_tree():
             )
 
     return tree
+
+
+@pytest.fixture(scope="session")
+def side_by_side():
+    """calls -> their results, two processes at a time: (function, *arguments) each, in order."""
+
+    def run(calls):
+        with ThreadPoolExecutor(2) as pool:
+            return [future.result() for future in [pool.submit(*call) for call in calls]]
+
+    return run
 
 
 @pytest.fixture(scope="session")

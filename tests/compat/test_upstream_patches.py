@@ -53,32 +53,40 @@ def _outcomes(cells):
     return {c.row.id: c.outcome for c in cells}
 
 
-def test_without_the_overlay(patched):
-    tree = patched(*PATCHES)
-    wanted = [r for r in HYBRID if r.id in ON_SM120]
-    found = _outcomes(run.run(AGAINST, "sm120", wanted, sides=("stock",), at=tree))
-    assert found == {name: f"runs: {outcome}" for name, outcome in ON_SM120.items()}
+STANDS_DOWN = {
+    "both": (PATCHES, {"deepseek_v4_gate", "mxfp4_nextn"}, f"{CUTLASS}; {DRAFT}"),
+    "target only": (PATCHES[:1], {"deepseek_v4_gate"}, f"{CUTLASS}; sm120_triton (ours)"),
+}
+DRAFTS = ("hybrid-nvfp4, EAGLE", "hybrid-nvfp4, DSPARK")
 
 
-def test_sm100_is_as_before(patched):
-    tree = patched(*PATCHES)
-    wanted = [r for r in HYBRID if r.id in ("hybrid-nvfp4, EAGLE", "hybrid-nvfp4, DSPARK")]
-    found = _outcomes(run.run(AGAINST, "sm100", wanted, sides=("stock",), at=tree))
-    assert found == dict.fromkeys((r.id for r in wanted), f"runs: {TRTLLM}")
+@pytest.fixture(scope="module")
+def cells(patched, side_by_side):
+    """What came of each question."""
+    both, target = patched(*PATCHES), patched(*PATCHES[:1])
+    questions = {
+        "sm120": ("sm120", [r for r in HYBRID if r.id in ON_SM120], ("stock",), both),
+        "sm100": ("sm100", [r for r in HYBRID if r.id in DRAFTS], ("stock",), both),
+        "both": ("sm120", [r for r in HYBRID if r.id == DRAFTS[0]], ("ours",), both),
+        "target only": ("sm120", [r for r in HYBRID if r.id == DRAFTS[0]], ("ours",), target),
+    }
+    answers = side_by_side([(run.run, AGAINST, *question) for question in questions.values()])
+    return dict(zip(questions, answers, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("patches", "mended", "outcome"),
-    [
-        (PATCHES, {"deepseek_v4_gate", "mxfp4_nextn"}, f"{CUTLASS}; {DRAFT}"),
-        (PATCHES[:1], {"deepseek_v4_gate"}, f"{CUTLASS}; sm120_triton (ours)"),
-    ],
-    ids=["both", "target only"],
-)
-def test_the_overlay_stands_down(patches, mended, outcome, patched):
+def test_without_the_overlay(cells):
+    assert _outcomes(cells["sm120"]) == {name: f"runs: {outcome}" for name, outcome in ON_SM120.items()}
+
+
+def test_sm100_is_as_before(cells):
+    assert _outcomes(cells["sm100"]) == dict.fromkeys(DRAFTS, f"runs: {TRTLLM}")
+
+
+@pytest.mark.parametrize("which", STANDS_DOWN)
+def test_the_overlay_stands_down(which, cells):
     """By what the release does, not by its version or text: a mended fault is `not needed`, the other patches stay."""
-    wanted = [r for r in HYBRID if r.id == "hybrid-nvfp4, EAGLE"]
-    (cell,) = run.run(AGAINST, "sm120", wanted, sides=("ours",), at=patched(*patches))
+    _, mended, outcome = STANDS_DOWN[which]
+    (cell,) = cells[which]
     assert cell.outcome == f"runs: {outcome}"
     states = {p["name"]: (p["status"], p["reason"]) for p in cell.document["patches"]}
     for name in mended:

@@ -1,0 +1,79 @@
+"""Routing where releases differ: names that flags cannot carry, kernels that are not there yet, expert ids under DSpark."""
+
+import pytest
+
+from sglang_sm120 import routing, sglang_api
+from sglang_sm120.routing import Launch, RouteError
+
+OLD = {"takes_names": False, "ids_per_layer": False}  # SGLang 0.5.16 to 0.5.18
+OLDEST = OLD | {"cutlass_mxfp4": False, "default_reads_fp4_only": True}  # and before
+PRO_TP16 = {"hidden_size": 7168, "moe_intermediate_size": 3072, "tp": 16}
+
+
+def launch(kind, **facts):
+    return Launch(**({"kind": kind, "hidden_size": 4096, "moe_intermediate_size": 2048, "tp": 2} | facts))
+
+
+def test_a_shape_that_flashinfer_refuses_gets_marlin_where_flags_take_no_names():
+    assert routing.route_target(launch("mxfp4", **PRO_TP16)).runner == "sm120_triton"
+    assert routing.route_target(launch("mxfp4", **PRO_TP16, **OLD)).runner == "marlin"
+    assert routing.route_target(launch("mxfp4", **PRO_TP16, **OLDEST)).runner is None  # its default is marlin already
+
+
+def test_a_refusal_names_only_what_this_sglang_has():
+    with pytest.raises(RouteError) as caught:
+        routing.route_target(launch("mxfp4", target_runner="flashinfer_mxfp4", **OLDEST))
+    assert "These can: marlin;" in str(caught.value)
+    with pytest.raises(RouteError, match="These can: flashinfer_mxfp4, marlin;"):
+        routing.route_target(launch("mxfp4", target_runner="triton", **OLD))
+
+
+def test_fp8_experts_get_triton_where_the_default_reads_fp4_only():
+    assert routing.route_target(launch("fp8")).runner is None
+    assert routing.route_target(launch("fp8", **OLDEST)).runner == "triton"
+    assert routing.route_target(launch("fp8", target_runner="cutlass", **OLDEST)).runner is None
+
+
+@pytest.mark.parametrize("runner", ["marlin", "flashinfer_mxfp4"])
+def test_fp8_experts_refuse_runners_that_read_fp4(runner):
+    for route, flag in ((routing.route_target, "target_runner"), (routing.route_draft, "draft_runner")):
+        with pytest.raises(RouteError, match=runner):
+            route(launch("fp8", speculative="EAGLE", **{flag: runner}))
+
+
+def test_the_variable_serves_native_drafts_too():
+    assert routing.route_draft(launch("mxfp4", speculative="EAGLE")).runner is None
+    asked = launch("mxfp4", speculative="EAGLE", draft_default="sm120_triton", **OLD)
+    assert routing.route_draft(asked).runner == "sm120_triton"
+    flagged = launch("mxfp4", speculative="EAGLE", draft_default="sm120_triton", draft_runner="marlin")
+    assert routing.route_draft(flagged).runner is None  # the flag wins, and SGLang honours it
+
+
+@pytest.mark.parametrize(
+    ("facts", "stops"),
+    [
+        ({"ep": 4, "draft_runner": "marlin"}, True),  # FlashInfer's ids are global, Marlin's local
+        ({"ep": 4, "draft_runner": "flashinfer_mxfp4"}, False),
+        ({"ep": 4, "draft_runner": "marlin", "ids_per_layer": True}, False),
+        ({"ep": 1, "draft_runner": "marlin"}, False),
+        ({"ep": 4, "draft_runner": "marlin", "target_runner": "marlin"}, False),
+        ({"ep": 4, "draft_runner": "flashinfer_mxfp4", "target_runner": "marlin"}, True),
+        ({"ep": 4}, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
+def test_dspark_keeps_the_targets_expert_ids(kind, facts, stops):
+    asked = launch(kind, **{"speculative": "DSPARK", "tp": 4, "ids_per_layer": False} | facts)
+    if not stops:
+        assert routing.route_draft(asked).runner in ("sm120_triton", asked.draft_runner)
+        return
+    with pytest.raises(RouteError, match="numbers the draft's experts"):
+        routing.route_draft(asked)
+
+
+def test_ours_travels_under_a_name_that_old_flags_have(monkeypatch):
+    monkeypatch.setattr(sglang_api, "takes_runner_names", lambda: False)
+    assert sglang_api.flag_name("sm120_triton") == "triton"
+    assert sglang_api.flag_name("marlin") == "marlin"
+    monkeypatch.setattr(sglang_api, "takes_runner_names", lambda: True)
+    assert sglang_api.flag_name("sm120_triton") == "sm120_triton"
