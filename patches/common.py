@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_sm120 import releases, report, sglang_api
+from sglang_sm120 import features, releases, report, sglang_api
 from sglang_sm120.contracts import Target
 from sglang_sm120.report import Decision
 from sglang_sm120.settings import RUNNER, Settings
@@ -33,7 +33,7 @@ def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str,
         from sglang.srt.layers.quantization.mxfp4_marlin_moe import Mxfp4MarlinMoEMethod
 
         method = Mxfp4MarlinMoEMethod(Fp8MoEMethod(config), prefix=prefix)
-    elif runner == "flashinfer_mxfp4" and sglang_api.has_cutlass_mxfp4():
+    elif runner == "flashinfer_mxfp4" and features.has_cutlass_mxfp4():
         from sglang.srt.layers.quantization.fp8 import Fp8MoEMethod
         from sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe import Mxfp4FlashinferCutlassMoEMethod
 

@@ -15,7 +15,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sglang_sm120 import patching, report, settings, sglang_api, simulate, traps
+from sglang_sm120 import layer_faults, patching, report, settings, sglang_api, simulate, traps
 
 
 def decide(request: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _build(
             layer = FusedMoE(layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape)
             packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
             runner = sglang_api.runner_of(layer)
-            facts = {"runner": runner, "packed": bool(packed), "faults": sglang_api.layer_faults(layer)}
+            facts = {"runner": runner, "packed": bool(packed), "faults": layer_faults.of(layer)}
             built.append({"method": type(layer.quant_method).__name__, **facts})
     return built
 

@@ -9,53 +9,21 @@ import importlib
 import inspect
 from typing import Any
 
-from sglang_sm120 import contracts
+from sglang_sm120 import contracts, features
 from sglang_sm120.routing import Launch
 from sglang_sm120.settings import RUNNER
 
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 
-_MOE = "sglang.srt.layers.moe"
 # Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
 # top-k and graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean
 # it, because SGLang's own triton runner reads FP8.
 STAND_IN = "triton"
 
 
-def takes_runner_names() -> bool:
-    """Whether the runner flags accept registered names (SGLang 0.5.19 and later)."""
-    return contracts.find(f"{_MOE}.utils", "register_moe_runner_backend_name") is not None
-
-
-def has_cutlass_mxfp4() -> bool:
-    """Whether SGLang's FlashInfer CUTLASS MXFP4 method has SM120's activations (SGLang 0.5.16 and later)."""
-    runner = f"{_MOE}.moe_runner.flashinfer_cutlass"
-    return contracts.has_field(runner, "FlashInferCutlassMxfp4MoeQuantInfo", "mxfp4_weight_global_scale")
-
-
-def passes_nvfp4_clamp() -> bool:
-    """Whether SGLang hands `swiglu_limit` to FlashInfer's NVFP4 CUTLASS kernel (SGLang 0.5.21 and later)."""
-    runner = f"{_MOE}.moe_runner.flashinfer_cutlass"
-    return contracts.has_field(runner, "FlashInferCutlassMoeQuantInfo", "swiglu_limit")
-
-
-def default_reads_fp4_only() -> bool:
-    """Whether `auto` on SM120 is a runner for FP4 experts whatever the checkpoint holds (SGLang 0.5.14 to 0.5.18).
-
-    marlin up to 0.5.15, flashinfer_mxfp4 from 0.5.16; both leave block-FP8 experts without a runner.
-    """
-    overrides = "sglang.srt.arg_groups.overrides"
-    return not contracts.has_module(overrides) or contracts.find(overrides, "_deepseek_v4_sm120_moe") is not None
-
-
-def numbers_experts_per_layer() -> bool:
-    """Whether the dispatcher asks each layer's method which expert ids it wants (SGLang 0.5.23 and later)."""
-    return contracts.find(f"{_MOE}.token_dispatcher.standard", "_keeps_global_expert_ids") is not None
-
-
 def flag_name(runner: str) -> str:
     """The name that stands for a runner in SGLang's flags."""
-    return STAND_IN if runner == RUNNER and not takes_runner_names() else runner
+    return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner
 
 
 def resolving(server_args: Any) -> Any:
@@ -92,10 +60,10 @@ def launch_facts(server_args: Any, draft_default: str) -> Launch:
         speculative=view.speculative_algorithm,
         draft_default=draft_default,
         all_to_all=view.moe_a2a_backend,
-        takes_names=takes_runner_names(),
-        cutlass_mxfp4=has_cutlass_mxfp4(),
-        default_reads_fp4_only=default_reads_fp4_only(),
-        ids_per_layer=numbers_experts_per_layer(),
+        takes_names=features.takes_runner_names(),
+        cutlass_mxfp4=features.has_cutlass_mxfp4(),
+        default_reads_fp4_only=features.default_reads_fp4_only(),
+        ids_per_layer=features.numbers_experts_per_layer(),
     )
 
 
@@ -134,7 +102,7 @@ def layer_runner(prefix: str) -> str:
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
 
     asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
-    if asked == STAND_IN and not takes_runner_names():
+    if asked == STAND_IN and not features.takes_runner_names():
         return RUNNER
     return asked or get_moe_runner_backend().value
 
@@ -155,6 +123,13 @@ def _published_args() -> Any:
     except ImportError:
         from sglang.srt.server_args import get_global_server_args as get_server_args
     return get_server_args()
+
+
+def global_runner() -> str:
+    """The runner that SGLang's layers are built for and run on at this moment."""
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+    return str(get_moe_runner_backend().value)
 
 
 def register_runner_name(name: str) -> None:
@@ -330,48 +305,6 @@ def runner_of(layer: Any) -> str | None:
     if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
-
-
-def layer_faults(layer: Any) -> list[str]:
-    """Why a built FusedMoE would fail or compute something else than its checkpoint says, as far as it shows."""
-    method, config = layer.quant_method, layer.moe_runner_config
-    kind, runner = type(method).__name__, getattr(method, "runner", None)
-    faults = []
-    if kind == "Fp8MoEMethod" and runner is None and not _runs_without_runner():
-        faults.append(f"SGLang's FP8 method has no kernel for the runner {global_runner()}")
-    if kind != "ModelOptNvFp4FusedMoEMethod":
-        return faults
-    if global_runner() not in _NVFP4_RUNNERS:
-        faults.append(f"SGLang's NVFP4 method has no kernel for the runner {global_runner()}")
-    clamped = passes_nvfp4_clamp() or _is_patched(type(method), "apply")
-    if global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:
-        faults.append(
-            f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong"
-        )
-    scales = getattr(getattr(runner, "config", None), "routed_scaling_factor", None) not in (None, 1.0)
-    if global_runner() == "marlin" and scales and layer.should_fuse_routed_scaling_factor_in_topk:
-        faults.append("marlin would apply routed_scaling_factor twice, so answers would be wrong")
-    return faults
-
-
-_NVFP4_RUNNERS = ("auto", "flashinfer_cutlass", "flashinfer_cutedsl", "flashinfer_trtllm", "flashinfer_trtllm_routed")
-_NVFP4_RUNNERS += ("marlin",)
-
-
-def _runs_without_runner() -> bool:
-    """Of the runners that SGLang's FP8 method calls directly, cutlass is the one that NVIDIA GPUs have."""
-    return global_runner() in ("cutlass", RUNNER)
-
-
-def global_runner() -> str:
-    """The runner that SGLang's layers are built for and run on at this moment."""
-    from sglang.srt.layers.moe.utils import get_moe_runner_backend
-
-    return str(get_moe_runner_backend().value)
-
-
-def _is_patched(cls: type, name: str) -> bool:
-    return hasattr(cls.__dict__.get(name), "__sglang_sm120_patch__")
 
 
 def simulated_rank() -> Any:

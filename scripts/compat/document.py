@@ -98,7 +98,7 @@ def render(table: dict[str, Any]) -> str:
         "",
         f"Releases: {proven}.",
         "",
-        "- **runs**: every MoE layer got a method that reads its bytes and has a kernel for the GPU: `runner (method)`,",
+        "- **runs**: every MoE layer got a method that reads its bytes and has a kernel there: `runner (method)`,",
         "  for the target, then for the draft.",
         "- **breaks**: SGLang accepts the launch, and it fails at the first forward or computes something else.",
         "- **stops**: the launch ends before weights are loaded, with a message that begins like this.",

@@ -8,7 +8,7 @@ CLAMP = {"swiglu_alpha": [1.0] * 4, "swiglu_beta": [0.0] * 4, "swiglu_limit": [1
 STOCK, OURS = "__none__", "sm120"
 
 
-FLASHINFER = [  # release, side, what reaches the kernel. 0.5.14 calls it from the method, later releases from the runner.
+FLASHINFER = [  # release, side, what reaches the kernel; 0.5.14 calls it from the method, later ones from the runner
     ("0.5.14", OURS, CLAMP),
     ("0.5.16", OURS, CLAMP),
     ("0.5.20", OURS, CLAMP),

@@ -1,8 +1,8 @@
-"""Routing where releases differ: names that flags cannot carry, kernels that are not there yet, expert ids under DSpark."""
+"""Routing where releases differ: names that flags cannot carry, kernels that are missing, expert ids under DSpark."""
 
 import pytest
 
-from sglang_sm120 import routing, sglang_api
+from sglang_sm120 import features, routing, sglang_api
 from sglang_sm120.routing import Launch, RouteError
 
 OLD = {"takes_names": False, "ids_per_layer": False}  # SGLang 0.5.16 to 0.5.18
@@ -72,8 +72,8 @@ def test_dspark_keeps_the_targets_expert_ids(kind, facts, stops):
 
 
 def test_ours_travels_under_a_name_that_old_flags_have(monkeypatch):
-    monkeypatch.setattr(sglang_api, "takes_runner_names", lambda: False)
+    monkeypatch.setattr(features, "takes_runner_names", lambda: False)
     assert sglang_api.flag_name("sm120_triton") == "triton"
     assert sglang_api.flag_name("marlin") == "marlin"
-    monkeypatch.setattr(sglang_api, "takes_runner_names", lambda: True)
+    monkeypatch.setattr(features, "takes_runner_names", lambda: True)
     assert sglang_api.flag_name("sm120_triton") == "sm120_triton"
