@@ -102,8 +102,8 @@ def _clamp_that_reaches_flashinfer() -> list[float] | None:
     runner._run_flashinfer_cutlass(
         dispatch_output=dispatched, quant_info=info, runner_config=config, output=torch.zeros(1, 16).bfloat16()
     )
-    reached = [seen.get(name) for name in named]
-    return None if any(t is None for t in reached) else [float(t[0]) for t in reached]
+    reached = [seen[name] for name in named if seen.get(name) is not None]
+    return [float(t[0]) for t in reached] if len(reached) == len(named) else None
 
 
 def main() -> int:

@@ -107,7 +107,7 @@ def _wrap_getter(module: ModuleType) -> None:
 
 
 def _wrap_kernel(module: ModuleType) -> None:
-    kernel = module.__dict__.get("flashinfer_cutlass_fused_moe")
+    kernel: Any = module.__dict__.get("flashinfer_cutlass_fused_moe")
     if getattr(kernel, patching.MARK, None) == NAME:
         return
     if getattr(kernel, "__name__", None) != "cutlass_fused_moe":

@@ -46,7 +46,7 @@ def _before_defaults(module: ModuleType, settings: Settings) -> None:
     """SGLang 0.5.14 writes the flags itself; a runner that is no longer `auto` makes both of its rules pass."""
     provide = _provider(settings)
 
-    def wrap(original: FunctionType) -> FunctionType:
+    def wrap(original: FunctionType) -> Callable[..., Any]:
         def apply_deepseek_v4_defaults(server_args: Any, model_arch: str) -> None:
             for field, value in provide(server_args, None).items():
                 setattr(server_args, field, value)
@@ -61,7 +61,7 @@ def _check_when_resolved(module: ModuleType) -> None:
     """Below SGLang 0.5.20 no step of the resolution can be wrapped; the method that runs all of them can."""
     name = "resolve_once" if hasattr(module.ServerArgs, "resolve_once") else "__post_init__"
 
-    def wrap(original: FunctionType) -> FunctionType:
+    def wrap(original: FunctionType) -> Callable[..., Any]:
         def resolve(self: Any) -> None:
             original(self)
             if self is _decided:

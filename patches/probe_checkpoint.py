@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 KINDS = ("hybrid-nvfp4", "mxfp4", "fp8")
 _FLASH = {"hidden_size": 4096, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_attention_heads": 64}
@@ -30,7 +31,7 @@ def write(directory: Path, kind: str, draft: str, size: str = "flash") -> Path:
     config = _config(kind, draft, _SIZES[size])
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     blocks = {"layers.0": kind, "mtp.0": "fp8" if kind == "fp8" else "mxfp4"}
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (block, layout) in enumerate(blocks.items(), 1):
         file = f"model-{number:05d}-of-{len(blocks):05d}.safetensors"
         header = _expert(f"{block}.ffn.experts.0", layout, config["hidden_size"], config["moe_intermediate_size"])
@@ -42,7 +43,12 @@ def write(directory: Path, kind: str, draft: str, size: str = "flash") -> Path:
 
 
 def _config(kind: str, draft: str, sizes: dict[str, int]) -> dict:
-    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
+    quantization: dict[str, Any] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+    }
     quantization |= {"weight_block_size": [128, 128]}
     if kind == "hybrid-nvfp4":
         quantization |= {
@@ -51,7 +57,7 @@ def _config(kind: str, draft: str, sizes: dict[str, int]) -> dict:
             "group_size": 16,
             "ignore": ["mtp.*"],
         }
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         "torch_dtype": "bfloat16",

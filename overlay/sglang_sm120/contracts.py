@@ -98,7 +98,7 @@ def has_field(module: str, qualname: str, field_name: str) -> bool:
     definition = find(module, qualname)
     if not isinstance(definition, ast.ClassDef):
         return False
-    declared = [n.target for n in definition.body if isinstance(n, ast.AnnAssign)]
+    declared: list[ast.expr] = [n.target for n in definition.body if isinstance(n, ast.AnnAssign)]
     declared += [t for n in definition.body if isinstance(n, ast.Assign) for t in n.targets]
     return any(isinstance(t, ast.Name) and t.id == field_name for t in declared)
 

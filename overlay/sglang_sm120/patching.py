@@ -171,7 +171,9 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
         raise PatchError(f"patch {patch}: {where} did not take the replacement")
 
 
-def replace_function(module: ModuleType, name: str, patch: str, make: Callable[[FunctionType], FunctionType]) -> None:
+def replace_function(
+    module: ModuleType, name: str, patch: str, make: Callable[[FunctionType], Callable[..., Any]]
+) -> None:
     """Replace `module.name` by `make(original)`.
 
     Reaches callers that look the name up in the module when they call it; a copy made by `from module import name`
