@@ -36,6 +36,19 @@ To repeat a run where there is a GPU, SGLang and this package: `python benchmark
 """
 
 
+# The comparisons that answer a question; receipts hold all of them.
+PAIRS = (
+    ("stock-mxfp4", "ours-mxfp4", "upstream's Marlin draft and ours"),
+    ("stock-mxfp4-3", "ours-mxfp4-3", "the same, 3 draft steps"),
+    ("ours-mxfp4", "ours-mxfp4-w4a8", "bf16 and MXFP8 activations in the draft"),
+    ("ours-hybrid", "ours-hybrid-marlin", "our draft and upstream's Marlin draft"),
+    ("ours-hybrid", "ours-hybrid-eager", "with CUDA graphs and without"),
+    ("ours-hybrid", "stock-hybrid-plain", "with our draft and without speculation"),
+    ("ours-hybrid", "stock-mxfp4", "NVFP4 target and MXFP4 target, the same numbers"),
+    ("stock-mxfp4", "stock-mxfp4-3", "stock alone: 2 and 4 tokens verified at once"),
+)
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[str]:
     """A Markdown table."""
     names = list(head)
@@ -50,12 +63,16 @@ def section(name: str, receipt: dict[str, Any]) -> list[str]:
     lines = [f"## {receipt['date']}: SGLang {versions['sglang']} on {receipt['gpu'].split(',')[0]}", ""]
     lines += [f"Receipt `{name}`. {receipt['gpu']}; commit {receipt['commit'][:12]}; {named}.", ""]
     servers = receipt["servers"]
+    common = " ".join(receipt["common_flags"])
+    lines += [f"All servers: `{common}`, written as … below.", ""]
     lines += ["### What became of each server", ""]
     lines += table(("server", "what it is", "outcome"), [(f"`{n}`", s["says"], outcome(s)) for n, s in servers.items()])
     lines += [""]
     for name, server in servers.items():
-        lines += story(name, server)
-    lines += answers(servers) + comparisons(receipt["comparisons"]) + loads(servers) + updates(servers)
+        lines += story(name, server, common)
+    lines += (
+        answers(servers) + comparisons(receipt["comparisons"]) + verified(servers) + loads(servers) + updates(servers)
+    )
     if receipt["notes"]:
         lines += ["### Notes", "", *[f"- {note}" for note in receipt["notes"]], ""]
     return lines
@@ -71,10 +88,11 @@ def outcome(server: dict[str, Any]) -> str:
     return f"{became}{status} after {server.get('seconds', '?')} s ({server['weights']} weights)"
 
 
-def story(name: str, server: dict[str, Any]) -> list[str]:
-    """Environment, flags and telling log lines."""
+def story(name: str, server: dict[str, Any], common: str) -> list[str]:
+    """Environment, flags beyond the common ones, and telling log lines."""
     env = " ".join(f"{k}={v}" for k, v in server["env"].items())
-    return [f"`{name}`:", "", "```", f"{env} {' '.join(server['command'])}".strip(), *server["log"], "```", ""]
+    flags = " ".join(server["command"]).replace(common, "…")
+    return [f"`{name}`:", "", "```", f"{env} {flags}".strip(), *server["log"], "```", ""]
 
 
 def answers(servers: dict[str, Any]) -> list[str]:
@@ -91,12 +109,14 @@ def answers(servers: dict[str, Any]) -> list[str]:
         rows.append(
             (
                 f"`{name}`", f"{len(everything)}, {errors} errors", agreement(alone, got.get("again", [])),
-                agreement(alone, got.get("batch", [])), round(statistics.fmean(lengths), 3) if lengths else "",
+                agreement(alone, got.get("logprobs", [])), agreement(alone, got.get("batch", [])),
+                round(statistics.fmean(lengths), 3) if lengths else "",
             )
         )  # fmt: skip
     if not rows:
         return []
-    head = ("server", "requests", "same answer twice", "same answer in a batch of 4", "accept length (of 2)")
+    head = ("server", "requests", "same answer twice", "and a third time", "same answer in a batch of 4")
+    head += ("accept length",)
     return ["### Answers", "", *table(head, rows), ""]
 
 
@@ -109,19 +129,34 @@ def agreement(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
 def comparisons(found: dict[str, Any]) -> list[str]:
     """Servers against each other."""
     rows = []
-    for pair, c in found.items():
-        names = " / ".join(f"`{name}`" for name in pair.split(" / "))
+    for one, other, question in PAIRS:
+        c = found.get(f"{one} / {other}") or found.get(f"{other} / {one}")
+        if c is None:
+            continue
         counts, difference = c["tokens_until_the_first_difference"], c["largest_logprob_difference"]
-        equal = f"{sum(counts)} in {len(counts)} answers"
         largest = "" if difference is None else f"{difference:.3g}"
-        rows.append((names, f"{c['identical']} of {c['prompts']}", equal, largest))
-    head = (
-        "servers",
-        "identical answers",
-        "equal tokens before any difference",
-        "largest difference of their logprobs",
-    )
+        rows.append((f"`{one}`, `{other}`", question, f"{c['identical']} of {c['prompts']}", sum(counts), largest))
+    head = ("servers", "question", "identical answers", "equal tokens before any difference")
+    head += ("largest difference of their logprobs",)
     return ["### Servers against each other", "", *table(head, rows), ""] if rows else []
+
+
+def verified(servers: dict[str, Any]) -> list[str]:
+    """What `sglang-sm120 verify` said."""
+    rows = []
+    for name, server in servers.items():
+        if "verify" in server:
+            found = server["verify"].get("document", {})
+            ranks = found.get("ranks", {})
+            seen = f"{ranks.get('seen')} of {ranks.get('expected')}"
+            rows.append(
+                (
+                    f"`{name}`", server["verify"]["status"], found.get("draft_runner"), seen, ranks.get("dispatches"),
+                    found.get("acceptance_length"), "; ".join(found.get("errors", []) + found.get("unseen", [])),
+                )
+            )  # fmt: skip
+    head = ("server", "exit status", "draft's flag", "ranks seen", "dispatches", "accept length", "errors and unseen")
+    return ["### What `sglang-sm120 verify` said", "", *table(head, rows), ""] if rows else []
 
 
 def loads(servers: dict[str, Any]) -> list[str]:
@@ -153,7 +188,7 @@ def updates(servers: dict[str, Any]) -> list[str]:
         for step in server.get("updates", []):
             message = "" if step["success"] else step["message"].splitlines()[0][:160]
             same = agreement(before, step["alone"]) if step.get("alone") else ""
-            row = (f"`{name}`", step["seed"], "done" if step["success"] else "refused", step["seconds"], same, message)
+            row = (f"`{name}`", step["seed"], "done" if step["success"] else "failed", step["seconds"], same, message)
             rows.append(row)
     head = ("server", "to the weights of seed", "update", "seconds", "answers as before all updates", "message")
     return ["### `update_weights_from_disk`", "", *table(head, rows), ""] if rows else []
@@ -162,8 +197,9 @@ def updates(servers: dict[str, Any]) -> list[str]:
 def render() -> str:
     """The document."""
     lines = [HEAD]
-    for file in sorted(RECEIPTS.glob("*.json"), reverse=True):
-        lines += section(file.name, json.loads(file.read_text()))
+    receipts = {file.name: json.loads(file.read_text()) for file in sorted(RECEIPTS.glob("*.json"))}
+    for name, receipt in sorted(receipts.items(), key=lambda item: item[1]["date"], reverse=True):
+        lines += section(name, receipt)
     return "\n".join(lines).rstrip() + "\n"
 
 

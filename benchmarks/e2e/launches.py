@@ -67,6 +67,10 @@ LAUNCHES = (
         main=False, loaded=False,
     ),
     Launch(
+        "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft",
+        env=ASSUME | {"SGLANG_SM120_DRAFT_MOE": "marlin"}, main=False, loaded=False,
+    ),
+    Launch(
         "ours-hybrid-eager", "hybrid-nvfp4", "hybrid, overlay on, no CUDA graphs", env=ASSUME,
         flags=MARLIN + EAGLE + EAGER, main=False, loaded=False, text=True,
     ),

@@ -14,42 +14,48 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launches import COMMON
+
 # What a log is read for, in the order in which SGLang writes it.
 _TELLING = re.compile(
     r"sglang-sm120|MoE (?:target|draft):|runs the (?:target|draft)'s experts|Shuffling FP4|Preparing MXFP4"
     r"|hybrid FP8\+NVFP4|Load weight end|Capture .* end|fired up|not found in params_dict|not initialized from"
 )
 _EXCEPTION = re.compile(r"^(?:\[[^]]*\] )?(?:[\w.]+\.)?(\w*(?:Error|Exception|SystemExit)): ")
-_FRAME = re.compile(r'^ +File "')
+_FRAME = re.compile(r'^ +File "(?!.*/torch/)')
+_PROGRESS = re.compile(r"^.*it/s\](?=\[)")
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d)[^]]*\] ")
+_TIME = re.compile(r"^\[[\d:]+\] ")
 _PATHS = (
     (re.compile(r"[\w./+-]*/site-packages/"), ""),
     (re.compile(r"/[\w./+-]*/(?=(?:sglang|flashinfer|torch|triton|tilelang|sglang_sm120)/)"), ""),
     (re.compile(r"/[\w./+-]*/(?=(?:hybrid-nvfp4|mxfp4)-\d)"), "MODELS/"),
     (re.compile(r"/[\w./+-]*/python3?(?:\.\d+)?(?= )|^/\S*/python3?(?:\.\d+)?$"), "python"),
 )
-_WIDTH, _FRAMES = 400, 6
+_WIDTH, _FRAMES = 900, 6
 
 
 def clean(line: str) -> str:
-    """The line without dates, control characters and this machine's paths."""
-    line = _STAMP.sub(r"[\1] ", re.sub(r"\x1b\[[0-9;]*m", "", line.rstrip()))
+    """The line without dates, control characters, progress bars and this machine's paths."""
+    line = _PROGRESS.sub("", re.sub(r"\x1b\[[0-9;]*m", "", line.rstrip()))
+    line = _STAMP.sub(r"[\1] ", line)
     for pattern, name in _PATHS:
         line = pattern.sub(name, line)
     return line[:_WIDTH]
 
 
 def trim(text: str) -> list[str]:
-    """The telling lines, each once, then the last exception with its innermost frames."""
+    """The telling lines, each once, then the first exception with its innermost frames, and what others there are."""
     lines = text.splitlines()
-    kept = list(dict.fromkeys(clean(line) for line in lines if _TELLING.search(line) and "server_args=" not in line))
+    kept: dict[str, str] = {}  # without the time of day -> with it
+    for line in (clean(line) for line in lines if _TELLING.search(line) and "server_args=" not in line):
+        kept.setdefault(_TIME.sub("", line), line)
     ends = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
-    if ends:
-        first = ends[0]
-        frames = [i for i in range(max(0, first - 200), first) if _FRAME.match(lines[i])][-_FRAMES:]
-        kept += [clean(lines[j]) for i in frames for j in (i, i + 1)]
-        kept += [clean(lines[i]) for i in dict.fromkeys(ends)][:4]
-    return kept
+    if not ends:
+        return list(kept.values())
+    frames = [i for i in range(max(0, ends[0] - 200), ends[0]) if _FRAME.match(lines[i])][-_FRAMES:]
+    trace = [clean(lines[j]) for i in frames for j in (i, i + 1)]
+    return [*kept.values(), *trace, *dict.fromkeys(clean(lines[i]) for i in ends)]
 
 
 def make(directory: Path, notes: list[str]) -> dict[str, Any]:
@@ -60,9 +66,11 @@ def make(directory: Path, notes: list[str]) -> dict[str, Any]:
         text = log.read_text(errors="replace") if log.exists() else ""
         server["log_lines"], server["log"] = len(text.splitlines()), trim(text)
         server["command"] = ["python" if i == 0 else clean(word) for i, word in enumerate(server["command"])]
+        if "verify" in server:
+            server["verify"] = json.loads(re.sub(r"http://127\.0\.0\.1:\d+", "URL", json.dumps(server["verify"])))
         for step in server.get("updates", []):
             step["message"] = clean(step["message"])
-    return document | {"notes": notes}
+    return document | {"common_flags": COMMON, "notes": notes}
 
 
 def main() -> int:

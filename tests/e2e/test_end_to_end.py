@@ -19,6 +19,7 @@ FAKE = Path(__file__).with_name("fake_server.py")
 def python(*arguments, timeout=200):
     """A script's outcome, without settings of SGLang in its environment."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_") or k == "SGLANG_SM120_HOME"}
+    kept |= {"PYTHONPATH": str(ROOT / "scripts")}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -70,7 +71,7 @@ def test_both_kinds_hold_the_same_numbers(checkpoints):
 
 @pytest.mark.sglang
 def test_the_draft_loads_through_sglang_and_matches_the_oracle(checkpoints):
-    done = python(ROOT / "scripts" / "draft_layer.py", checkpoints["hybrid-nvfp4"], "--tp", "2")
+    done = python(Path(__file__).with_name("draft_experts.py"), checkpoints["hybrid-nvfp4"], "--tp", "2")
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout)
     assert answer["method"] == "Sm120Mxfp4MoEMethod"
