@@ -60,7 +60,7 @@ def section(name: str, receipt: dict[str, Any]) -> list[str]:
     """One run."""
     versions = receipt["versions"]
     named = ", ".join(f"{n} {v}" for n, v in versions.items() if v)
-    lines = [f"## {receipt['date']}: SGLang {versions['sglang']} on {receipt['gpu'].split(',')[0]}", ""]
+    lines = [f"## {name.removesuffix('.json')}", ""]
     lines += [f"Receipt `{name}`. {receipt['gpu']}; commit {receipt['commit'][:12]}; {named}.", ""]
     servers = receipt["servers"]
     common = " ".join(receipt["common_flags"])

@@ -27,7 +27,7 @@ from launches import DUMMY, LAUNCHES, Launch
 from server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST_PORT, PORTS_APART = 21000, 2000  # SGLang takes further ports above each
+PORTS_APART = 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
@@ -42,13 +42,15 @@ class Run:
         limit: seconds from `begun` until everything must have ended.
         command: what stands for the server command (tests).
         shape: arguments of `make_checkpoint.py` beside kind and seed.
+        port: of the first server.
     """
 
     def __init__(
         self, out: Path, models: Path, caches: Path, limit: float, command: list[str] | None = None,
-        shape: tuple[str, ...] = (),
+        shape: tuple[str, ...] = (), port: int = 21000,
     ) -> None:  # fmt: skip
-        self.out, self.models, self.caches, self.command, self.shape = out, models, caches, command, shape
+        self.out, self.models, self.caches, self.command = out, models, caches, command
+        self.shape, self.port = shape, port
         self.begun = time.monotonic()
         self.until = self.begun + limit - CLOSING
         self.servers: dict[str, Server] = {}
@@ -82,7 +84,7 @@ class Run:
         server = Server(
             launch,
             self.model(launch.kind),
-            FIRST_PORT + PORTS_APART * number,
+            self.port + PORTS_APART * number,
             self.out,
             self.caches,
             more,
@@ -256,6 +258,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=420, help="seconds for everything")
     parser.add_argument("--only", nargs="+", choices=[la.name for la in LAUNCHES], metavar="NAME", help="servers")
     parser.add_argument("--rounds", type=int, default=1, help="measured loads of each size")
+    parser.add_argument("--port", type=int, default=21000, help=f"of the first server; the others {PORTS_APART} apart")
     parser.add_argument("--no-updates", action="store_true", help="leave runtime weight updates out")
     parser.add_argument("--commit", default=os.environ.get("COMMIT"), help="default: git's")
     parser.add_argument("--command", nargs="+", help=argparse.SUPPRESS)
@@ -263,7 +266,7 @@ def main() -> int:
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     shape = ("--small",) if a.small else ()
-    run = Run(a.out, a.models or a.out / "models", a.caches or a.out / "caches", a.limit, a.command, shape)
+    run = Run(a.out, a.models or a.out / "models", a.caches or a.out / "caches", a.limit, a.command, shape, a.port)
     launches = [la for la in LAUNCHES if la.name in (a.only or [main.name for main in LAUNCHES if main.main])]
     document: dict[str, Any] = {
         "schema": 1,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,9 +85,17 @@ def groups_of(out):
     return [line for line in listed.splitlines() if str(out) in line and "fake_server" in line]
 
 
+def free_port():
+    """A port of the lower half, so that the servers' ports above it exist."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return 10000 + probe.getsockname()[1] % 10000
+
+
 def test_a_run_and_its_receipt(tmp_path):
     out, receipt = tmp_path / "out", tmp_path / "receipt.json"
-    done = python(E2E / "run.py", "--out", out, "--small", "--limit", 60, "--command", sys.executable, FAKE)
+    options = ["--small", "--limit", 60, "--port", free_port()]
+    done = python(E2E / "run.py", "--out", out, *options, "--command", sys.executable, FAKE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert groups_of(out) == []
     assert python(E2E / "receipt.py", out, receipt, "--note", "A stand-in.").returncode == 0
