@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -54,10 +55,21 @@ def mxfp4_moe(
     x, topk_ids, topk_weights = _rows(x), topk_ids.contiguous(), topk_weights.contiguous()
     layer = launch.Layer(w, limit, factor, activation == "mxfp8", batch_invariant)
     chunk = schedule.chunk_tokens(top_k, w.hidden_size, w.intermediate_size)
-    for start in range(0, tokens, chunk):
-        part = slice(start, start + chunk)
-        layer.run(x[part], topk_ids[part], topk_weights[part], y[part])
+    with _current(x.device):
+        if tokens <= chunk:
+            layer.run(x, topk_ids, topk_weights, y)
+            return y
+        for start in range(0, tokens, chunk):
+            part = slice(start, start + chunk)
+            layer.run(x[part], topk_ids[part], topk_weights[part], y[part])
     return y
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, whichever the tensors are on."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return torch.cuda.device(device)
+    return contextlib.nullcontext()
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

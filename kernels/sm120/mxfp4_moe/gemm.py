@@ -137,7 +137,7 @@ def down(
         acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, WIDE, ASM)
     row = tile * BN + tl.arange(0, BN)
     offs = routes[None, :] * HIDDEN + row[:, None]
-    mask = valid[None, :] & (row < HIDDEN)[:, None]
+    mask = valid[None, :] & (row < HIDDEN)[:, None] if HIDDEN % BN != 0 else valid[None, :]
     if o_ptr.dtype.element_ty == tl.float32:
         tl.store(o_ptr + offs, acc, mask=mask)
     else:

@@ -27,13 +27,17 @@ _interpreter_lock = threading.RLock()
 
 
 class Kernel:
-    """A kernel to launch: `kernel.launch(grid, device, *args, num_warps=…, launch_pdl=…, **constants)`."""
+    """A kernel to launch: `kernel.launch(grid, device, *args, num_warps=…, launch_pdl=…, **constants)`.
+
+    Arguments are positional, constants (and Triton's options) are keywords, always the same ones for a kernel.
+    """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self.compiled = triton.jit(fn)
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
+        self._ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     @functools.cached_property
     def interpreted(self) -> InterpretedFunction:
@@ -41,12 +45,36 @@ class Kernel:
 
     def launch(self, grid: tuple[int, ...], device: torch.device, *args: Any, **options: Any) -> None:
         if device.type == "cuda":
-            self.compiled[grid](*args, **options)
+            self._launch_compiled(grid, device, args, options)
             return
         for name in ("num_warps", "num_stages", "launch_pdl"):
             options.pop(name, None)
         with _interpreted_library():
             self.interpreted[grid](*args, **options)
+
+    def _launch_compiled(
+        self, grid: tuple[int, ...], device: torch.device, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        """Triton's own launch binds and types every argument anew, some 40 µs a kernel; here a kernel once compiled is
+        found by all that its compilation depended on, and Triton's launcher gets the arguments in its order."""
+        key = (device.index, *options.values(), *map(_specialization, args))
+        ready = self._ready.get(key)
+        if ready is None:
+            compiled = self.compiled[grid](*args, **options)
+            constants = tuple(options[name] for name in self.compiled.arg_names if name in options)
+            self._ready[key] = compiled, constants
+        else:
+            compiled, constants = ready
+            compiled[(*grid, 1, 1)[:3]](*args, *constants)
+
+
+def _specialization(arg: Any) -> Any:
+    """What Triton compiles differently for: a tensor's type and 16-byte alignment; a number being 1, or 16's multiple."""
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    if isinstance(arg, int):
+        return arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31
+    return None
 
 
 def kernel(fn: Callable[..., Any]) -> Kernel:

@@ -77,7 +77,8 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     if w.fp8:
         tiles = [_fp8_tile(width)] * 2
     elif many:
-        tiles = [Tile(128, width, stages=2 if width == 128 else 3, warps=4)] * 2
+        # three stages of the 64-token tile spill on SM120 with most Triton releases; SM90 needs them
+        tiles = [Tile(128, width, stages=2 if width == 128 or (width == 64 and not sm90) else 3, warps=4)] * 2
     else:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
         tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
@@ -113,7 +114,7 @@ def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Til
 
 def _fp8_tile(width: int) -> Tile:
     """Such that every operand of the loop, the activations' scales too, is at least 4 bytes a thread: cp.async's least."""
-    return Tile(64, width, warps=2, superblocks=2 if width == 64 else 4)
+    return Tile(64, width, stages=2 if width == 8 else 3, warps=2, superblocks=2 if width == 64 else 4)
 
 
 @functools.cache
