@@ -87,9 +87,9 @@ def load(model: Any, model_config: Any) -> None:
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
     loader = DefaultModelLoader(LoadConfig())
-    # The shared expert is a dense layer beside this one; SGLang insists on a place for its tensors.
+    # SGLang insists on a place for attention and shared experts, which this model leaves out.
     weights = loader._get_all_weights(model_config, model)
-    model.load_weights((name, tensor) for name, tensor in weights if ".shared_experts." not in name)
+    model.load_weights((name, tensor) for name, tensor in weights if ".ffn.experts." in name)
     DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
 
 

@@ -40,7 +40,8 @@ _KNOWN: dict[tuple[str, str | None], Kernel] = {
     ("Mxfp4FlashinferCutlassMoEMethod", None): _kernel("FlashInfer CUTLASS MXFP4", 9, 12),
     ("Mxfp4MarlinMoEMethod", None): _kernel("Marlin MXFP4 (W4A16)", 9, 12),
     ("Mxfp4HummingMoEMethod", None): _kernel("Humming MXFP4", 9, 10, 12),
-    ("Sm120Mxfp4MoEMethod", None): _kernel(f"Triton MXFP4 ({RUNNER})", 12),
+    # Made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to it.
+    ("Sm120Mxfp4MoEMethod", None): _kernel(f"Triton MXFP4 ({RUNNER})", 9, 12),
     ("Fp8MoEMethod", "triton"): _kernel("Triton block FP8", 9, 10, 12, reads_packed_fp4=False),
     ("Fp8MoEMethod", "deep_gemm"): _kernel("DeepGEMM", 9, 10, 12),
     ("Fp8MoEMethod", "flashinfer_trtllm"): _kernel("FlashInfer TRT-LLM FP8", 10, reads_packed_fp4=False),

@@ -122,9 +122,9 @@ def _ranks(document: dict[str, Any], server: _Server) -> None:
     versions = sorted({i.get("version", "") for i in infos} - {__version__})
     if versions:
         document["errors"].append(f"the server runs sglang-sm120 {', '.join(versions)}, this command is {__version__}")
-    if RUNNER not in (document["target_runner"], document["draft_runner"]):
-        if not infos:
-            document["unseen"].append(f"ranks: no layer of this launch runs {RUNNER}, so none announces itself")
+    # Below SGLang 0.5.19 the flags cannot name our runner; there a rank that announces itself is what tells.
+    if not infos and RUNNER not in (document["target_runner"], document["draft_runner"]):
+        document["unseen"].append(f"ranks: no layer of this launch runs {RUNNER}, so none announces itself")
         return
     if ranks["seen"] < ranks["expected"]:
         document["errors"].append(

@@ -91,6 +91,10 @@ def test_without_metrics_ranks_are_not_seen_rather_than_good(serve):
     [
         ({"metrics": page(ranks=1)}, "ran in 1 of 2 ranks"),
         ({"metrics": page(ranks=0)}, "ran in 0 of 2 ranks"),
+        (
+            {"info": GOOD | {"speculative_moe_runner_backend": "triton"}, "metrics": page(ranks=1)},
+            "ran in 1 of 2 ranks",
+        ),
         ({"metrics": page(dispatches=0)}, "no layer was ever dispatched"),
         ({"metrics": page(version="9.9")}, "the server runs sglang-sm120 9.9"),
         ({"info": GOOD | {"moe_runner_backend": "flashinfer_trtllm_routed"}}, "the overlay was not at work"),
