@@ -72,7 +72,7 @@ def test_both_kinds_hold_the_same_numbers(checkpoints):
 
 @pytest.mark.sglang
 def test_the_draft_loads_through_sglang_and_matches_the_oracle(checkpoints):
-    done = python(Path(__file__).with_name("draft_experts.py"), checkpoints["hybrid-nvfp4"], "--tp", "2")
+    done = python(ROOT / "scripts" / "draft_layer.py", checkpoints["hybrid-nvfp4"], "--tp", "2")
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout)
     assert answer["method"] == "Sm120Mxfp4MoEMethod"
