@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare two receipts of bench_moe.py row by row. No speed-up is printed unless both runs checked that contestant's output.
+"""Compare two receipts of bench_moe.py row by row. A speed-up needs both runs to have checked the output.
 
 compare.py before.json after.json [--contestant "ours bf16"]
 """

@@ -89,13 +89,15 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "RP": 64 if config["scan"] else 1,
         "EP": 1 if config["scan"] else 256, "BN": tile.rows, "BT": tile.tokens, "SB": tile.superblocks,
-        "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False, "ASM": True,
+        "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False,
+        "ASM": True,
         "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
     types = {
         "x_ptr": activations, "xs_ptr": pairs, "h_ptr": activations, "hs_ptr": "*u8" if fp8 and first else pairs,
-        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "counts_ptr": "*i32", "x_stride": "i32",
+        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "counts_ptr": "*i32",
+        "x_stride": "i32",
         "limit": "fp32", "num_routes": "i32", "num_experts": "i32",
     }  # fmt: skip
     fn = getattr(gemm, config["kernel"]).compiled
@@ -279,8 +281,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     for r in rows:
         mma = ", ".join(f"{n} {op}" + (".SF" if op == "QMMA" and r["scaled_mma"] else "") for op, n in r["mma"].items())
         lines.append(
-            f"| {r['triton']} | {r['arch']} | {r['kernel']} | {r['mode']} | {r['tile']}{' wide' if r['wide'] else ''} | "
-            f"{r['warps']} | {mma} | {r['instructions_per_weight']} | {r['registers']} | {r['spills']} | {r['shared']} | "
+            f"| {r['triton']} | {r['arch']} | {r['kernel']} | {r['mode']} | {r['tile']}{' wide' if r['wide'] else ''} "
+            f"| {r['warps']} | {mma} | {r['instructions_per_weight']} | {r['registers']} | "
+            f"{r['spills']} | {r['shared']} | "
             f"{r['ctas_per_sm']} | {'yes' if r['weight_copies_16b'] else 'NO'} | {r['sync_loads']} |"
         )
     return "\n".join(lines)

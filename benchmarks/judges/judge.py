@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Let other projects' references and tolerances judge the MXFP4 MoE layer, on a GPU or (small shapes) in the interpreter.
+"""Let other projects' references and tolerances judge the MXFP4 MoE layer, on a GPU or in the interpreter.
 
     PYTHONPATH=overlay:PATH_OF_TRITON_KERNELS:PATH_OF_B12X python3 benchmarks/judges/judge.py --out receipt.json
 
-triton_kernels  its MXFP4 dequantisation in torch and its assert_close with its default thresholds (2e-2 largest, 4e-3 RMS)
+triton_kernels  its MXFP4 dequantisation in torch and its assert_close with its defaults (2e-2 largest, 4e-3 RMS)
 b12x W4A16      its float32 oracle for e2m1 with e8m0 per 32, and its comparison; it asks cosine > 0.998 of its own
 kernel b12x W4A8       its oracle with activations rounded to MXFP8, which it holds its own kernel to with cosine >
 0.995
@@ -33,7 +33,8 @@ from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 LIMIT = 10.0
 SMALL = ((4, 96, 64, 2, 1), (4, 96, 64, 2, 7), (3, 160, 96, 2, 20))  # experts, hidden, intermediate, top_k, tokens
 LARGE = (
-    (32, 4096, 1024, 6, 1), (32, 4096, 1024, 6, 7), (32, 4096, 512, 6, 64), (16, 4096, 512, 6, 300), (24, 5120, 288, 6, 33),
+    (32, 4096, 1024, 6, 1), (32, 4096, 1024, 6, 7), (32, 4096, 512, 6, 64), (16, 4096, 512, 6, 300),
+    (24, 5120, 288, 6, 33),
     (24, 7168, 192, 6, 129), (8, 4096, 2048, 6, 1000),
 )  # fmt: skip
 
@@ -128,9 +129,10 @@ def main() -> int:
             except AssertionError as error:
                 verdict = {"good": False, "error": str(error)[:300]}
             rows.append({"judge": name, "shape": shape} | verdict)
-            print(name, "E%d H%d I%d K%d T%d" % shape, verdict, flush=True)
+            print(name, "E{} H{} I{} K{} T{}".format(*shape), verdict, flush=True)
     receipt = {
-        "schema": 1, "kind": "judges", "commit": commit, "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "schema": 1, "kind": "judges", "commit": commit,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(), "rows": rows,
     }  # fmt: skip
     Path(options.out).write_text(json.dumps(receipt, indent=1))

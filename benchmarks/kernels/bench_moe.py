@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,11 +133,14 @@ def main() -> int:
     rates = {"copy_bandwidth": workload.copy_bandwidth(), "matmul_rate": workload.matmul_rate()}
     receipt: dict[str, Any] = {
         "schema": 1, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "python": platform.python_version(), "command": sys.argv, "commit": options.commit or commit(),
-        "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
+        "triton": triton.__version__, "python": platform.python_version(), "command": [Path(a).name for a in sys.argv],
+        "commit": options.commit or commit(),
+        "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {},
+        "host_us": {}, "failed": {}, "rows": [],
     }  # fmt: skip
     print(
-        f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s"
+        f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, "
+        f"bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s"
     )
     shapes = list(workload.SHAPES) if options.shapes == "all" else options.shapes.split(",")
     try:

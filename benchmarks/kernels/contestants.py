@@ -121,7 +121,7 @@ def _naive_product(
 
 
 class Naive:
-    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes, a program per route, eager torch around."""
+    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes, a program per route, eager around."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

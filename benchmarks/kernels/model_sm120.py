@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CARDS = {  # SMs, boost GHz, bytes/s, dense bf16 FLOP/s with float32 sums, dense MXFP8 FLOP/s: vendor figures, or derived from them
+# SMs, boost Hz, bytes/s, dense bf16 FLOP/s with float32 sums, dense MXFP8 FLOP/s: vendor figures, or derived from them
+CARDS = {
     "RTX PRO 6000 (Workstation)": (188, 2.617e9, 1.792e12, 503.8e12, 1007.6e12),
     "RTX PRO 6000 (Server)": (188, 2.4e9, 1.597e12, 480e12, 960e12),
     "RTX 5090": (170, 2.407e9, 1.792e12, 209.5e12, 838e12),

@@ -31,7 +31,8 @@ def test_restore_undoes_prepare_in_place(shape):
     before = [t.clone() for t in tensors]
     w = moe.prepare_weights(*tensors)
     for mine, given in zip((w.w13, w.w13_scale, w.w2, w.w2_scale), tensors, strict=True):
-        assert mine.data_ptr() == given.data_ptr() and mine.shape == given.shape
+        assert mine.data_ptr() == given.data_ptr()
+        assert mine.shape == given.shape
     assert not torch.equal(w.w13, before[0])
     for restored, original in zip(moe.restore_weights(w), before, strict=True):
         assert torch.equal(restored, original)
@@ -48,7 +49,8 @@ def test_an_expert_is_repacked_alone():
     for r, other in zip(restored, b, strict=True):
         r[1] = other[1]
     again, direct = moe.prepare_weights(*restored), moe.prepare_weights(*mixed)
-    assert torch.equal(again.w13, direct.w13) and torch.equal(again.w2_scale, direct.w2_scale)
+    assert torch.equal(again.w13, direct.w13)
+    assert torch.equal(again.w2_scale, direct.w2_scale)
 
 
 def run_ptx(ptx: str, word: torch.Tensor, outputs: int) -> list[torch.Tensor]:

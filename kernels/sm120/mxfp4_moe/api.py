@@ -31,8 +31,8 @@ def mxfp4_moe(
 
     x             bf16 [T, H], rows contiguous; never written
     w             from `prepare_weights`
-    topk_ids      int32|int64 [T, K], K <= 32; an id outside 0 .. E-1 (-1: not on this rank) contributes nothing, whatever
-                  its weight
+    topk_ids      int32|int64 [T, K], K <= 32; an id outside 0 .. E-1 (-1: not on this rank) contributes nothing,
+                  whatever its weight
     topk_weights  float32 [T, K]
     swiglu_limit  an expert is w2 (silu(min(w1 x, L)) * clip(w3 x, -L, L)); None clamps nothing
     activation    "bf16" (W4A16), or "mxfp8" (W4A8): x and the intermediate rounded to e4m3 with one scale per 32

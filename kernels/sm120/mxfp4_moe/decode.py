@@ -50,7 +50,7 @@ def load_bf16_codes(
     position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
     """
     if ASM:
-        if MASKED:
+        if MASKED:  # noqa: SIM108 - Triton compiles one branch
             w = tl.load(w_ptr + offsets, mask=mask, other=0)
         else:
             w = tl.load(w_ptr + offsets)
@@ -64,7 +64,7 @@ def load_bf16_codes(
         first = offsets - byte % 4
         word = tl.full(first.shape, 0, tl.int64)
         for i in tl.static_range(4):
-            if MASKED:
+            if MASKED:  # noqa: SIM108 - as above
                 part = tl.load(w_ptr + first + i, mask=mask, other=0)
             else:
                 part = tl.load(w_ptr + first + i)
@@ -148,7 +148,7 @@ def to_fp8_bytes(blocks, AXIS: tl.constexpr):
 
 @triton.jit
 def round_to_mxfp8(blocks, AXIS: tl.constexpr):
-    """float32, 32 values along AXIS, rounded to e4m3 times a power of two (`reference.quantize_mxfp8`); NaN if any is."""
+    """float32, 32 values along AXIS, rounded to e4m3 times a power of two (`reference.quantize_mxfp8`); NaN spreads."""
     largest = tl.expand_dims(tl.max(tl.abs(blocks), AXIS), AXIS)
     # A maximum may drop NaN; a sum of absolute values does not.
     finite = tl.expand_dims(tl.sum(tl.abs(blocks) * 0.0, AXIS), AXIS) == 0.0

@@ -68,8 +68,9 @@ def _own_group(
 @kernel
 def gate_up(
     x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, counts_ptr, x_stride, limit, num_routes, num_experts,
-    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr,
+    MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
@@ -110,7 +111,8 @@ def gate_up(
 def down(
     h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr,
+    WIDE: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""

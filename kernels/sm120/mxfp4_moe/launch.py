@@ -60,7 +60,8 @@ class Layer:
         o = torch.empty((routes, hidden), dtype=p.partial, device=device)
         gemm.gate_up.launch(
             (p.groups * -(-2 * inter // p.gate_up.rows),), device, x, xs, w.w13, _pairs(w.w13_scale), h, hs, sorted_ids,
-            counts, x.stride(0), self.limit, routes, experts, TOP_K=top_k, QUANT=self.mxfp8, **_tile(p.gate_up), **shared,
+            counts, x.stride(0), self.limit, routes, experts, TOP_K=top_k, QUANT=self.mxfp8, **_tile(p.gate_up),
+            **shared,
         )  # fmt: skip
         gemm.down.launch(
             (p.groups * -(-hidden // p.down.rows),), device, h, _pairs(hs), w.w2, _pairs(w.w2_scale), o, sorted_ids,

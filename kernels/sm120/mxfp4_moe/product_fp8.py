@@ -22,7 +22,7 @@ FP8_LO, FP8_HI = tl.constexpr(layout.decode_ptx(_FP8[:1])), tl.constexpr(layout.
 
 @triton.jit
 def _dot_pair(w, pair, x_lo, x_hi, x_pair, acc):
-    """Two block-scaled products: even blocks, then odd blocks. w holds packed words, pair and x_pair int16 scale pairs."""
+    """Two block-scaled products: even blocks, then odd blocks. w holds packed words, the pairs int16 scale pairs."""
     lo = tl.inline_asm_elementwise(FP8_LO, "=&r,r", [w], dtype=tl.uint8, is_pure=True, pack=4)
     hi = tl.inline_asm_elementwise(FP8_HI, "=&r,r", [w], dtype=tl.uint8, is_pure=True, pack=4)
     even, odd = (pair & 255).to(tl.uint8), ((pair >> 8) & 255).to(tl.uint8)

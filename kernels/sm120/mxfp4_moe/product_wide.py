@@ -20,7 +20,7 @@ from .decode import load_bf16_codes, scale_to_float32
 @triton.jit
 def _scaled(codes, byte, BN: tl.constexpr, SB: tl.constexpr, KEEP: tl.constexpr, ASM: tl.constexpr):
     """Decoded codes [BN, SB * 32] times their scales [BN, SB] (times 2**-64 with ASM, which decodes to 2**-126)."""
-    if ASM:
+    if ASM:  # noqa: SIM108 - Triton compiles one branch
         factor = ((byte + 62) << 7).to(tl.uint16).to(tl.bfloat16, bitcast=True)  # 2**(byte - 65)
     else:
         factor = scale_to_float32(byte, False)

@@ -69,7 +69,7 @@ class Kernel:
 
 
 def _specialization(arg: Any) -> Any:
-    """What Triton compiles differently for: a tensor's type and 16-byte alignment; a number being 1, or 16's multiple."""
+    """What Triton compiles differently for: a tensor's type and 16-byte alignment; a number being 1 or 16 n."""
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() % 16 == 0
     if isinstance(arg, int):

@@ -25,8 +25,8 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What decides a plan. mxfp8 rounds in the first product's epilogue, fp8 multiplies natively; `wide_range` layers need
-    the slower exact kernels; `invariant` wants a token's bits not to depend on its batch."""
+    """What decides a plan. mxfp8 rounds in the first product's epilogue, fp8 multiplies natively; `wide_range` layers
+    need the slower exact kernels; `invariant` wants a token's bits not to depend on its batch."""
 
     tokens: int
     top_k: int
@@ -113,7 +113,7 @@ def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Til
 
 
 def _fp8_tile(width: int) -> Tile:
-    """Such that every operand of the loop, the activations' scales too, is at least 4 bytes a thread: cp.async's least."""
+    """Every operand of the loop, the activations' scales too, has at least 4 bytes a thread: cp.async's least."""
     return Tile(64, width, stages=2 if width == 8 else 3, warps=2, superblocks=2 if width == 64 else 4)
 
 
