@@ -20,7 +20,7 @@ RECEIPTS = ROOT / "benchmarks" / "receipts"
 NOTHING = "No receipt holds a time on an SM120 or SM121, so there is no figure to show."
 
 
-SHAPE, ROUTING = "v4-flash-tp2", "uniform"  # the rows that README shows of a comparison of kernels
+SHAPE, ROUTING, OURS = "v4-flash-tp2", "uniform", "ours bf16"  # what README shows of a comparison of kernels
 
 
 def receipts(kind: str, rows: str) -> list[tuple[str, dict[str, Any]]]:
@@ -38,11 +38,18 @@ def is_sm12x(document: dict[str, Any]) -> bool:
     return (document["device"].get("capability") or (0, 0))[0] == 12
 
 
+def chosen_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a comparison that README shows."""
+    return [r for r in document["rows"] if r["shape"] == SHAPE and r["routing"] == ROUTING and OURS in r["us"]]
+
+
 def figures() -> str:
-    """What the receipts say: of SM120 and SM121 every self-test, of other GPUs the newest comparison of kernels."""
+    """What the receipts say: of SM120 and SM121 every self-test, of other GPUs the fullest comparison of kernels."""
     own = [item for item in receipts("selftest", "timing") if is_sm12x(item[1])]
     parts = [_selftest(*item) for item in own] or [NOTHING]
-    parts += [_comparison(*item) for item in list(receipts("bench_moe", "rows"))[-1:]]
+    comparisons = [item for item in receipts("bench_moe", "rows") if chosen_rows(item[1])]
+    if comparisons:
+        parts.append(_comparison(*max(comparisons, key=lambda item: (len(chosen_rows(item[1])), item[0]))))
     return "\n\n".join(parts)
 
 
@@ -75,17 +82,13 @@ def _selftest(name: str, document: dict[str, Any]) -> str:
 
 def _comparison(name: str, document: dict[str, Any]) -> str:
     head = [
-        f"For comparison of kernels, not of cards: {document['gpu']}, Triton {document['triton']}, one layer of",
-        "V4-Flash at TP2, uniform routing, cold L2, CUDA graph, medians in µs. It says nothing of the speed on SM120.",
-        f"[Receipt]({name}).",
+        f"A comparison of kernels, not of cards: {document['gpu']}, Triton {document['triton']}, one layer of V4-Flash",
+        "at TP2, uniform routing, cold L2, CUDA graph, medians in µs. It says nothing of the speed on SM120.",
+        f"[Receipt]({name}); more in [benchmarks](benchmarks/README.md).",
     ]
-    chosen = [row for row in document["rows"] if (row["shape"], row["routing"]) == (SHAPE, ROUTING)]
-    contestants = list(dict.fromkeys(contestant for row in chosen for contestant in row["us"]))
-    rows = [
-        [f"{row['tokens']}", f"{row['floor_us']:.1f}"]
-        + [f"{row['us'][c]:.1f}" if c in row["us"] else "failed" for c in contestants]
-        for row in chosen
-    ]
+    chosen = chosen_rows(document)
+    contestants = [c for c in chosen[0]["us"] if all(c in row["us"] for row in chosen)]
+    rows = [[f"{r['tokens']}", f"{r['floor_us']:.1f}"] + [f"{r['us'][c]:.1f}" for c in contestants] for r in chosen]
     return "\n".join([*head, "", *_grid(["tokens", "floor", *contestants], rows)])
 
 
