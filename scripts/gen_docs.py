@@ -38,7 +38,7 @@ def variable_table() -> str:
 
 def _patch_section(patch: Patch) -> str:
     targets = "\n".join(
-        f"  - `{t}`: " + ", ".join(f"{release} `{seen}`" for release, seen in t.fingerprints.items())
+        f"  - `{t}`: " + ", ".join(f"{span} `{seen}`" for span, seen in releases.runs(t.fingerprints))
         for t in patch.targets
     )
     return "\n".join(
@@ -47,6 +47,7 @@ def _patch_section(patch: Patch) -> str:
             "",
             f"{patch.summary[:1].upper()}{patch.summary[1:]}.",
             "",
+            f"- **Acts in SGLang**: {_acts_in(patch)}",
             f"- **Symptom without it**: {patch.symptom}",
             f"- **Upstream code, with the fingerprints it was proven on**:\n{targets}",
             f"- **Why it is here**: {patch.why}",
@@ -55,6 +56,13 @@ def _patch_section(patch: Patch) -> str:
             f"- **Can go when**: {patch.remove_when}",
         ]
     )
+
+
+def _acts_in(patch: Patch) -> str:
+    """The releases, and what becomes of the patch in the others."""
+    ((span, _),) = releases.runs(dict.fromkeys(patch.proven_on, True))
+    status, reason = patch.elsewhere
+    return span if patch.proven_on == releases.PROVEN else f"{span}; {status} in the others: {reason}"
 
 
 def patches_document() -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PROVEN = (
     "0.5.14",
@@ -69,3 +72,16 @@ def spans(changes: Mapping[str, str | None]) -> dict[str, str]:
         if current is not None:
             table[release] = current
     return table
+
+
+def runs(values: Mapping[str, T]) -> list[tuple[str, T]]:
+    """The inverse of `spans`, for people: [("0.5.15 to 0.5.17", "a"), ("0.5.18 to 0.5.20", "b")]."""
+    out: list[tuple[list[str], T]] = []
+    for release in PROVEN:
+        if release not in values:
+            continue
+        if out and out[-1][1] == values[release] and PROVEN.index(out[-1][0][-1]) == PROVEN.index(release) - 1:
+            out[-1][0].append(release)
+        else:
+            out.append(([release], values[release]))
+    return [(members[0] if len(members) == 1 else f"{members[0]} to {members[-1]}", value) for members, value in out]

@@ -20,27 +20,10 @@ _SECTIONS = (
 )
 
 
-def _span_name(members: list[str]) -> str:
-    return members[0] if len(members) == 1 else f"{members[0]} to {members[-1]}"
-
-
-def _runs(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Consecutive proven releases with equal values, as (name of the span, value)."""
-    out: list[tuple[list[str], Any]] = []
-    for release in releases.PROVEN:
-        if release not in values:
-            continue
-        if out and out[-1][1] == values[release]:
-            out[-1][0].append(release)
-        else:
-            out.append(([release], values[release]))
-    return [(_span_name(members), value) for members, value in out]
-
-
 def _patch_table(table: dict[str, Any]) -> list[str]:
     lines = ["| patch | what it does | status on SM120 and SM121 |", "|---|---|---|"]
     for patch in PATCHES:
-        states = _runs(releases.spans(table["patches"][patch.name]))
+        states = releases.runs(releases.spans(table["patches"][patch.name]))
         status = "; ".join(f"{status} in {span}" for span, status in states)
         lines.append(f"| `{patch.name}` | {patch.summary} | {status} |")
     return lines
@@ -59,7 +42,7 @@ def _rows(table: dict[str, Any], kind: str, arch: str) -> list[str]:
             continue
         stock, ours = (releases.spans(known[side]) for side in ("stock", "ours"))
         both = {r: (stock[r], ours[r]) for r in row.in_releases}
-        for number, (span, (before, after)) in enumerate(_runs(both)):
+        for number, (span, (before, after)) in enumerate(releases.runs(both)):
             name = _launch(row) if number == 0 else ""
             same = "the same" if before == after else _cell(after)
             lines.append(f"| {name} | {span} | {_cell(before)} | {same} |")
