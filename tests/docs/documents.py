@@ -40,10 +40,11 @@ def is_generated(path):
 
 
 def blocks():
-    """Every fenced block of the documents."""
+    """Every fenced block of the documents that people write."""
     return [
         Block(str(path.relative_to(ROOT)), language, text)
         for path in DOCUMENTS
+        if not is_generated(path)
         for language, text in FENCE.findall(path.read_text(encoding="utf-8"))
     ]
 
