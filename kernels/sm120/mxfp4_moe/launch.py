@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from . import gemm, reduce, routing, schedule
+from . import gemm, reduce, routing, schedule, tuning
 from .prepare import PreparedWeights
 
 # Above this limit the intermediate could leave the range of the fast kernels: |h| <= limit**2, and 2**H_SHIFT times
@@ -35,10 +35,9 @@ class Layer:
         routes, experts, hidden, inter = tokens * top_k, w.num_experts, w.hidden_size, w.intermediate_size
         fp8 = self.mxfp8 and (has_native_fp8(device) if self.native_fp8 is None else self.native_fp8)
         wide = w.wide_scales or self.limit > NARROW_LIMIT
-        p = schedule.plan(
+        p = tuning.plan(
+            device,
             schedule.Work(tokens, top_k, experts, hidden, inter, self.mxfp8, fp8, self.batch_invariant, wide),
-            schedule.sm_count(device),
-            schedule.is_sm90(device),
         )
         compiled, pdl = device.type == "cuda", has_pdl(device)
         common = {"PDL": pdl, "launch_pdl": pdl}
