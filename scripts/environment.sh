@@ -6,7 +6,7 @@
 # A layer without its marker file was interrupted and is built again.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-home=${SGLANG_SM120_HOME:-$HOME/.cache/sglang-sm120}
+home=${SGLANG_SM120_HOME:-${HOME:-$(echo ~)}/.cache/sglang-sm120}
 needed_gb=15
 
 say() { printf '%s\n' "$*" >&2; }

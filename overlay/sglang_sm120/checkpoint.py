@@ -15,6 +15,7 @@ from pathlib import Path
 
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
 INDEX = "model.safetensors.index.json"
+PACKED = ("I8", "U8", "F4")  # dtypes that hold two e2m1 codes a byte
 _ROUTED = re.compile(r"(?P<block>(?:model\.)?(?:layers|mtp)\.\d+)\.(?:ffn|mlp)\.experts\.\d+\.(?P<part>.+)$")
 _HEADER_LIMIT = 512 * 2**20
 
@@ -56,10 +57,11 @@ def inspect(directory: Path) -> Checkpoint:
     config = _config(directory)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise CheckpointError(f"{directory / 'config.json'}: quantization_config is no JSON object; download it again")
     if config.get("model_type") not in DEEPSEEK_V4:
         return Checkpoint("other")
-    experts = _expert_dtypes(directory)
-    kind, problems = _kind(quantization, experts)
+    kind, problems = _kind(quantization, _expert_dtypes(directory))
     return Checkpoint(
         kind,
         text.get("hidden_size"),
@@ -78,6 +80,8 @@ def tensor_headers(file: Path) -> dict[str, dict]:
         CheckpointError: the header is cut, too long or no JSON object.
     """
     try:
+        if not file.is_file():  # absent, or a pipe that would wait for ever
+            raise FileNotFoundError(2, "no such file")
         with file.open("rb") as f:
             prefix = f.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -88,11 +92,13 @@ def tensor_headers(file: Path) -> dict[str, dict]:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     try:
         header = json.loads(text)
-    except ValueError:
-        raise CheckpointError(f"the safetensors header of {file} is cut short or damaged; download it again") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"the safetensors header of {file} is no JSON object; download it again")
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        whole = all(isinstance(e["dtype"], str) and len(e["data_offsets"]) == 2 for e in tensors.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"the safetensors header of {file} is cut short or damaged; download it again")
+    return tensors
 
 
 def _config(directory: Path) -> dict:
@@ -105,7 +111,7 @@ def _config(directory: Path) -> dict:
         raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} holds no JSON object; download it again")
@@ -113,27 +119,18 @@ def _config(directory: Path) -> dict:
 
 
 def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
-    """ "target" and "draft" -> part of the first routed expert's tensors (`w1.weight`, `w1.scale`, …) -> dtype."""
-    places: dict[str, dict[str, Path]] = {}
-    blocks: dict[str, str] = {}
+    """Block (`layers.0`, `mtp.0`) -> part of its first routed expert (`w1.weight`, `w1.scale`, …) -> dtype."""
+    headers: dict[Path, dict[str, dict]] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, file in _routed_names(directory):
         match = _ROUTED.search(name)
-        if match is None:
+        if match is None or match["part"] in found.setdefault(match["block"], {}):
             continue
-        role = "draft" if "mtp." in match["block"] else "target"
-        if blocks.setdefault(role, match["block"]) == match["block"]:
-            places.setdefault(role, {}).setdefault(match["part"], file)
-    found: dict[str, dict[str, str]] = {}
-    headers: dict[Path, dict[str, dict]] = {}
-    for role, parts in places.items():
-        for part, file in parts.items():
-            if file not in headers:
-                headers[file] = tensor_headers(file)
-            header = headers[file]
-            names = [n for n in header if (m := _ROUTED.search(n)) and m["block"] == blocks[role] and m["part"] == part]
-            if not names:
-                raise CheckpointError(f"{file} lacks a tensor that {INDEX} places there; download it again")
-            found.setdefault(role, {})[part] = str(header[names[0]].get("dtype"))
+        if file not in headers:
+            headers[file] = tensor_headers(file)
+        if name not in headers[file]:
+            raise CheckpointError(f"{file} lacks {name}, which {INDEX} places there; download it again")
+        found[match["block"]][match["part"]] = headers[file][name]["dtype"]
     return found
 
 
@@ -142,20 +139,19 @@ def _routed_names(directory: Path) -> Iterator[tuple[str, Path]]:
     if index.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            items = sorted(weight_map.items())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            items = sorted((name, directory / shard) for name, shard in weight_map.items())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CheckpointError(f"{index} is cut short or has no weight_map; download it again") from None
         except OSError as error:
             raise CheckpointError(f"{index} cannot be read: {error.strerror}") from error
-        for name, shard in items:
-            yield name, directory / shard
+        yield from items
         return
     for file in sorted(directory.glob("*.safetensors")):
         for name in tensor_headers(file):
             yield name, file
 
 
-def _kind(quantization: dict, experts: dict[str, dict[str, str]]) -> tuple[str, list[str]]:
+def _kind(quantization: dict, blocks: dict[str, dict[str, str]]) -> tuple[str, list[str]]:
     """Kind of the target's routed experts, and what contradicts the configuration."""
     declared = (
         str(quantization.get("quant_algo", "")).upper() == "MIXED_PRECISION"
@@ -163,28 +159,52 @@ def _kind(quantization: dict, experts: dict[str, dict[str, str]]) -> tuple[str, 
     )
     where = "config.json: quantization_config"
     problems = []
-    parts = experts.get("target", {})
-    weight, scale = parts.get("w1.weight"), parts.get("w1.scale") or parts.get("w1.weight_scale")
-    if declared and quantization.get("group_size") is None:
-        problems.append(f"{where}.group_size is missing; NVFP4 experts need it (16)")
-    if weight == "U8" and "w1.weight_scale" in parts and not declared:
+    target = next((block for block in blocks if "mtp." not in block), "")
+    parts = blocks.get(target, {})
+    weight, scale = parts.get("w1.weight"), parts.get("w1.weight_scale")
+    if declared and str(quantization.get("group_size")) != "16":
+        size = quantization.get("group_size")
+        state = "missing" if size is None else str(size)
+        problems.append(f"{where}.group_size is {state}; NVFP4 experts need it, and have 16")
+    if weight == "U8" and scale and not declared:
         problems.append(
             f"the routed experts are NVFP4 (U8 bytes with {scale} scales), but {where}.moe_quant_algo does not say so; "
             'SGLang would read them as MXFP4. Restore "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4"'
         )
     if declared and weight not in (None, "U8"):
         problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts have dtype {weight}; expected U8")
-    for role, of in experts.items():
-        problems += _incomplete(role, of)
-    if declared or (weight == "U8" and "w1.weight_scale" in parts):
-        return "hybrid-nvfp4", problems
-    if weight in ("I8", "U8", "F4"):
-        return "mxfp4", problems
-    if weight == "F8_E4M3":
-        return "fp8", problems
-    if weight is not None:
+    kind = _kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
+    if kind == "other" and weight:
         problems.append(f"the routed experts have dtype {weight}; expected I8 (MXFP4), U8 (NVFP4) or F8_E4M3 (FP8)")
-    return "other" if weight is not None else _declared_kind(quantization), problems
+    return kind, problems + _odd_blocks(quantization, blocks, target, kind) + _incomplete(blocks)
+
+
+def _kind_of(parts: dict[str, str]) -> str:
+    """Format of one block's experts, from the dtypes of the first one's tensors."""
+    weight = parts.get("w1.weight")
+    if weight == "U8" and "w1.weight_scale" in parts:
+        return "hybrid-nvfp4"
+    if weight in PACKED:
+        return "mxfp4"
+    return "fp8" if weight == "F8_E4M3" else "other"
+
+
+def _odd_blocks(quantization: dict, blocks: dict[str, dict[str, str]], target: str, kind: str) -> list[str]:
+    """Blocks whose experts SGLang would read in another format than they have.
+
+    It reads all target layers as the first one, but those that `ignore` names, and the draft as MXFP4 where the
+    target's bytes are packed.
+    """
+    ignored = [p for p in quantization.get("ignore") or [] if not str(p).startswith("mtp")]
+    problems = []
+    for block, parts in blocks.items():
+        draft = "mtp." in block
+        expected = ("fp8" if kind == "fp8" else "mxfp4") if draft else kind
+        if not parts.get("w1.weight") or _kind_of(parts) == expected or kind == "other" or (ignored and not draft):
+            continue
+        of = f"the experts of {block} are {_kind_of(parts)} ({parts['w1.weight']})"
+        problems.append(f"{of}, and SGLang would read them as {expected}; convert the checkpoint anew")
+    return problems
 
 
 def _declared_kind(quantization: dict) -> str:
@@ -192,14 +212,13 @@ def _declared_kind(quantization: dict) -> str:
     return "fp8" if quantization.get("quant_method") == "fp8" else "other"
 
 
-def _incomplete(role: str, parts: dict[str, str]) -> list[str]:
+def _incomplete(blocks: dict[str, dict[str, str]]) -> list[str]:
     """Packed experts need a scale for each projection. A header that names less than a whole expert proves nothing."""
-    projections = ("w1", "w2", "w3")
-    if any(parts.get(f"{p}.weight") not in ("I8", "U8", "F4") for p in projections):
-        return []
-    scales = ("scale", "weight_scale", "weight_scale_inv")
+    projections, suffixes = ("w1", "w2", "w3"), ("scale", "weight_scale", "weight_scale_inv")
     return [
-        f"the {role}'s routed experts have {p}.weight but no scale tensor beside it; download the checkpoint again"
+        f"the routed experts of {block} have {p}.weight but no scale tensor beside it; download the checkpoint again"
+        for block, parts in blocks.items()
+        if all(parts.get(f"{p}.weight") in PACKED for p in projections)
         for p in projections
-        if not any(f"{p}.{suffix}" in parts for suffix in scales)
+        if not any(f"{p}.{suffix}" in parts for suffix in suffixes)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -100,17 +101,26 @@ def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
 def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120 import selftest
 
+    receipt: Path | None = arguments.receipt
+    if receipt and not os.access(receipt.parent, os.W_OK):
+        return _say(f"--receipt {receipt} cannot be written: {receipt.parent} does not exist or is read-only")
     try:
         document = selftest.run(arguments.device, arguments.full, lambda line: print(line, file=sys.stderr, flush=True))
-        if arguments.receipt:
-            _write_whole(arguments.receipt, json.dumps(document, indent=1) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"sglang-sm120: {error}", file=sys.stderr)
-        return PROBLEM
+    except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
+        return _say(f"selftest cannot run: {error}")
     print(json.dumps(document, indent=1) if arguments.json else selftest.render(document))
-    if arguments.receipt:
-        print(f"Receipt: {arguments.receipt}; to share it, add it to benchmarks/receipts/", file=sys.stderr)
+    if receipt:
+        try:
+            _write_whole(receipt, json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            return _say(f"--receipt {receipt} cannot be written: {error.strerror}")
+        print(f"Receipt: {receipt}; to share it, add it to benchmarks/receipts/", file=sys.stderr)
     return PROBLEM if document["errors"] else GOOD
+
+
+def _say(problem: object) -> int:
+    print(f"sglang-sm120: {problem}", file=sys.stderr)
+    return PROBLEM
 
 
 def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
@@ -119,8 +129,7 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     try:
         document = verify.run(arguments.url, arguments.reference, arguments.timeout)
     except verify.ServerError as error:
-        print(f"sglang-sm120: {error}", file=sys.stderr)
-        return PROBLEM
+        return _say(error)
     print(json.dumps(document, indent=1) if arguments.json else verify.render(document))
     return PROBLEM if document["errors"] else GOOD
 
@@ -142,6 +151,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(ours)
     if flags and arguments.command != "plan":
         parser().error(f"{arguments.command} takes nothing after --")
+    if sys.stdout is None:  # closed by the caller: the exit status is all that is wanted
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
     try:
         status = arguments.run(arguments, flags)
         sys.stdout.flush()
@@ -150,6 +163,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for instance, has seen enough; the exit must not flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PROBLEM
+    except OSError as error:  # a full disk behind stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _say(f"cannot write the answer: {error.strerror}")
     return status
 
 

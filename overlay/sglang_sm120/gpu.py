@@ -22,13 +22,15 @@ class Gpu:
         capability: compute capability (major, minor).
         name: product name.
         source: "nvml", "torch" or "SGLANG_SM120_ASSUME".
-        mixed: True when the visible GPUs are of several capabilities; this one is the first.
+        mixed: the visible GPUs are of several capabilities; this one is the first in PCI order.
+        mixed_with_sm12x: and one of them is an SM120 or SM121.
     """
 
     capability: tuple[int, int]
     name: str
     source: str
     mixed: bool = False
+    mixed_with_sm12x: bool = False
 
     @property
     def arch(self) -> str:
@@ -105,19 +107,46 @@ def nvml() -> Iterator[Any]:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    uuids = [text(pynvml.nvmlDeviceGetUUID(h)) for h in handles]
-    return [handles[i] for i in visible(len(handles), uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+    """NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves; a GPU that does not answer is left out."""
+    handles, uuids = [], []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuids.append(text(pynvml.nvmlDeviceGetUUID(handle)))
+        except pynvml.NVMLError:  # lost, or not ours to ask
+            continue
+        handles.append(handle)
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is not None:
+        setting = ",".join(_parent_of_slice(pynvml, entry.strip()) for entry in setting.split(","))
+    return [handles[i] for i in visible(len(handles), uuids, setting)]
+
+
+def _parent_of_slice(pynvml: Any, entry: str) -> str:
+    """`MIG-<uuid>` names a slice of a GPU; the GPU's own UUID decides the architecture."""
+    if not entry.startswith("MIG-") or entry.startswith("MIG-GPU-"):
+        return entry
+    try:
+        piece = pynvml.nvmlDeviceGetHandleByUUID(entry)
+        return text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(piece)))
+    except pynvml.NVMLError:
+        return entry
 
 
 def _from_nvml() -> Gpu | None:
     with nvml() as pynvml:
-        chosen = visible_handles(pynvml) if pynvml else []
-        if not chosen:
-            return None
-        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h)) for h in chosen]
-        return Gpu(capabilities[0], text(pynvml.nvmlDeviceGetName(chosen[0])), "nvml", len(set(capabilities)) > 1)
+        found = []
+        for handle in visible_handles(pynvml) if pynvml else []:
+            try:
+                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+                found.append((capability, text(pynvml.nvmlDeviceGetName(handle))))
+            except pynvml.NVMLError:
+                continue
+    if not found:
+        return None
+    capability, name = found[0]
+    mixed = len({c for c, _ in found}) > 1
+    return Gpu(capability, name, "nvml", mixed, mixed and any(c[0] == 12 for c, _ in found))
 
 
 def _from_torch(torch) -> Gpu | None:

@@ -2,7 +2,7 @@
 
 SGLang calls plugins before a launcher imports its model code and after a scheduler has. Importing that code early would
 freeze values that SGLang reads from the environment at import, so the overlay waits for SGLang to do it. An exception
-of the action fails the import: nothing goes on half patched.
+of an action that waited ends the process: nothing goes on half patched.
 """
 
 from __future__ import annotations
@@ -40,10 +40,19 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            for action in self.actions.pop(spec.name, ()):
-                action(module)
+            for action in self.actions.get(spec.name, ()):
+                _run(action, module)
+            self.actions.pop(spec.name, None)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _run(action: Action, module: ModuleType) -> None:
+    """SGLang skips a model whose import raises an `Exception`; nothing may go on half patched, so leave otherwise."""
+    try:
+        action(module)
+    except Exception as error:
+        raise SystemExit(f"sglang-sm120: {error}") from error
 
 
 _FINDER = _Finder()
@@ -52,7 +61,9 @@ _FINDER = _Finder()
 def when_imported(name: str, action: Action) -> bool:
     """Run `action(module)` once the module `name` has been imported; True if that is now."""
     module = sys.modules.get(name)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
+    if module is not None:
+        if getattr(module.__spec__, "_initializing", False):
+            raise RuntimeError(f"{name} is being imported at this moment; load plugins before or after, not within it")
         action(module)
         return True
     if _FINDER not in sys.meta_path:

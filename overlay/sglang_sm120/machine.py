@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -25,7 +26,10 @@ def cards() -> dict[str, Any] | None:
     with gpu.nvml() as pynvml:
         if pynvml is None:
             return None
-        found = [_card(pynvml, handle) for handle in gpu.visible_handles(pynvml)]
+        found = []
+        for handle in gpu.visible_handles(pynvml):
+            with contextlib.suppress(pynvml.NVMLError):  # a lost GPU
+                found.append(_card(pynvml, handle))
         return {"driver": gpu.text(pynvml.nvmlSystemGetDriverVersion()), "cards": found}
 
 
@@ -66,7 +70,7 @@ def stale_locks() -> list[str]:
             continue
         for path in (p for pattern in ("**/lock", "**/*.lock") for p in root.glob(pattern)):
             # An flock leaves its (empty) file behind by design; only torch's `lock` means "held" by existing.
-            held = path.name == "lock" and "torch_extensions" in str(path)
+            held = path.name == "lock" and variable == "TORCH_EXTENSIONS_DIR"
             if held and time.time() - path.stat().st_mtime > LOCK_AGE_S:
                 found.append(str(path))
     return sorted(set(found))

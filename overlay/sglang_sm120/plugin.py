@@ -36,11 +36,16 @@ def register() -> None:
     if not chosen.enabled:
         logger.warning(f"sglang-sm120 is off ({settings.OFF.name}=0): stock SGLang")
     found = gpu.detect(chosen.assume) if chosen.enabled else None
+    if found is not None and found.mixed_with_sm12x:
+        logger.warning(
+            f"sglang-sm120: the visible GPUs differ; routing MoE layers for {found.name} ({found.arch}), the first in "
+            "PCI order. If SGLang is to run on others, name them in CUDA_VISIBLE_DEVICES"
+        )
     reason = why_inactive(chosen, found)
     if reason is not None:
         patching.set_all(PATCHES, Status.NOT_APPLICABLE, reason)
     else:
-        _apply(chosen, found)
+        _apply(chosen)
     _registered = True
 
 
@@ -53,15 +58,15 @@ def why_inactive(chosen: settings.Settings, found: gpu.Gpu | None) -> str | None
     return None if found.is_sm12x else f"{found.name} is {found.arch}; the overlay acts on SM120 and SM121"
 
 
-def _apply(chosen: settings.Settings, found: gpu.Gpu | None) -> None:
-    if found is not None and found.mixed:
-        logger.warning(f"sglang-sm120: the visible GPUs differ; routing for the first, {found.name} ({found.arch})")
+def _apply(chosen: settings.Settings) -> None:
     if chosen.accept_drift:
         logger.warning(f"sglang-sm120: {settings.ACCEPT_DRIFT.name}=1, patch targets are not checked")
     try:
         patching.apply_all(PATCHES, chosen)
     except patching.PatchError as error:
         raise stop(error) from error
+    except Exception as error:  # SGLang would swallow it and run stock kernels on a GPU that lacks them
+        raise stop(f"{type(error).__name__}: {error}; run stock SGLang with {settings.OFF.name}=0") from error
 
 
 def stop(problem: object) -> SystemExit:

@@ -6,6 +6,7 @@ bandwidth measured in the same run; no kernel can be faster while its weights co
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import statistics
 import sys
@@ -118,9 +119,12 @@ def _clocks() -> dict[str, int] | None:
     with gpu.nvml() as pynvml:
         if pynvml is None:
             return None
-        handle = gpu.visible_handles(pynvml)[0]
-        kinds = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
-        return {name: pynvml.nvmlDeviceGetClockInfo(handle, kind) for name, kind in kinds.items()}
+        found: dict[str, int] = {}
+        for handle in gpu.visible_handles(pynvml)[:1]:
+            for name, kind in (("sm", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM)):
+                with contextlib.suppress(pynvml.NVMLError):  # GB10 has no memory clock of its own
+                    found[name] = pynvml.nvmlDeviceGetClockInfo(handle, kind)
+        return found or None
 
 
 def _layer(case: Case, device: str) -> tuple[list[Any], Any, Any, Any]:

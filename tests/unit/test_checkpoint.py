@@ -25,6 +25,9 @@ def expert(block, weight, **scales):
 MXFP4_TARGET = expert("layers.0", "I8", scale="F8_E8M0")
 NVFP4_TARGET = expert("layers.0", "U8", weight_scale="F8_E4M3", weight_scale_2="F32", input_scale="F32")
 MXFP4_DRAFT = expert("mtp.0", "I8", scale="F8_E8M0")
+NVFP4_DRAFT = expert("mtp.0", "U8", weight_scale="F8_E4M3")
+FP8_DRAFT = expert("mtp.0", "F8_E4M3", scale="F8_E8M0")
+SECOND_MXFP4 = expert("layers.1", "I8", scale="F8_E8M0")
 
 
 def write(directory, tensors, quantization=None, index=True, **config):
@@ -79,8 +82,16 @@ def test_another_model_is_other(tmp_path):
         (NVFP4_TARGET, NVFP4 | {"group_size": None}, r"quantization_config\.group_size is missing"),
         (MXFP4_TARGET, NVFP4, "says NVFP4, but the routed experts have dtype I8; expected U8"),
         (expert("layers.0", "BF16"), {}, "dtype BF16; expected I8"),
-        (expert("layers.0", "I8"), {}, r"target's routed experts have w1\.weight but no scale"),
-        (NVFP4_TARGET | expert("mtp.0", "I8"), NVFP4, r"draft's routed experts have w1\.weight but no scale"),
+        (expert("layers.0", "I8"), {}, r"routed experts of layers\.0 have w1\.weight but no scale"),
+        (NVFP4_TARGET | expert("mtp.0", "I8"), NVFP4, r"routed experts of mtp\.0 have w1\.weight but no scale"),
+        (NVFP4_TARGET, NVFP4 | {"group_size": 32}, r"group_size is 32; NVFP4 experts need it, and have 16"),
+        (
+            NVFP4_TARGET | SECOND_MXFP4,
+            NVFP4,
+            r"experts of layers\.1 are mxfp4 \(I8\), and SGLang would read them as hybrid",
+        ),
+        (NVFP4_TARGET | NVFP4_DRAFT, NVFP4, r"experts of mtp\.0 are hybrid-nvfp4 \(U8\), and .* read them as mxfp4"),
+        (MXFP4_TARGET | FP8_DRAFT, {}, r"experts of mtp\.0 are fp8 \(F8_E4M3\), and .* read them as mxfp4"),
     ],
 )
 def test_contradictions_name_what_to_change(tmp_path, tensors, quantization, says):
@@ -114,6 +125,30 @@ def no_json_header(directory):
     (directory / "a.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
 
 
+def deep_header(directory):
+    text = b"[" * 100_000
+    (directory / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def null_entry(directory):
+    text = b'{"layers.0.ffn.experts.0.w1.weight": null}'
+    (directory / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def pipe_as_shard(directory):
+    (directory / "a.safetensors").unlink()
+    os.mkfifo(directory / "a.safetensors")
+
+
+def quantization_list(directory):
+    config = json.loads((directory / "config.json").read_text()) | {"quantization_config": [1]}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def number_as_shard(directory):
+    (directory / checkpoint.INDEX).write_text('{"weight_map": {"layers.0.ffn.experts.0.w1.weight": 5}}')
+
+
 def damage_index(directory):
     (directory / checkpoint.INDEX).write_text('{"weight_map": ')
 
@@ -137,6 +172,11 @@ def lose_config(directory):
         (no_json_header, "a.safetensors"),
         (lose_shard, "a.safetensors"),
         (damage_index, checkpoint.INDEX),
+        (number_as_shard, checkpoint.INDEX),
+        (deep_header, "a.safetensors"),
+        (null_entry, "a.safetensors"),
+        (pipe_as_shard, "a.safetensors"),
+        (quantization_list, "quantization_config"),
     ],
 )
 def test_damage_names_the_file(tmp_path, damage, file):

@@ -58,11 +58,31 @@ def test_nvml_answers_without_torch(monkeypatch):
 
 def test_the_first_visible_gpu_decides_and_a_mix_is_noticed(monkeypatch):
     fake_nvml(monkeypatch, [(8, 9), (12, 0), (12, 0)])
-    assert gpu.detect() == gpu.Gpu((8, 9), "card 0", "nvml", mixed=True)
+    assert gpu.detect() == gpu.Gpu((8, 9), "card 0", "nvml", mixed=True, mixed_with_sm12x=True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     assert gpu.detect() == gpu.Gpu((12, 0), "card 1", "nvml")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu.detect() is None
+
+
+def test_a_lost_gpu_is_passed_over(monkeypatch):
+    fake = fake_nvml(monkeypatch, [(12, 0), (12, 0)])
+
+    def lose_first(handle):
+        if handle == 0:
+            raise fake.NVMLError("GPU is lost")
+        return UUIDS[handle]
+
+    fake.nvmlDeviceGetUUID = lose_first
+    assert gpu.detect() == gpu.Gpu((12, 0), "card 1", "nvml")
+
+
+def test_a_slice_is_of_its_gpu(monkeypatch):
+    fake = fake_nvml(monkeypatch, [(9, 0), (12, 0)])
+    fake.nvmlDeviceGetHandleByUUID = lambda uuid: ("slice", uuid)
+    fake.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda piece: 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    assert gpu.detect() == gpu.Gpu((12, 0), "card 1", "nvml")
 
 
 def test_no_driver_and_no_torch_is_no_gpu(monkeypatch):

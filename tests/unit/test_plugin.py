@@ -65,6 +65,28 @@ def test_a_patch_that_does_not_fit_stops_the_launch(monkeypatch):
         plugin.register()
 
 
+def test_whatever_else_goes_wrong_stops_the_launch_too(monkeypatch):
+    """SGLang's loader swallows an Exception and would go on with stock kernels."""
+
+    def fail(patches, settings):
+        raise OSError("disk")
+
+    monkeypatch.setattr(patching, "apply_all", fail)
+    monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
+    with pytest.raises(SystemExit, match="OSError: disk; run stock SGLang with SGLANG_SM120=0"):
+        plugin.register()
+
+
+def test_a_mixed_machine_is_told_which_gpu_decides(monkeypatch, caplog):
+    applied(monkeypatch)
+    mixed = gpu.Gpu((7, 5), "T4", "nvml", mixed=True, mixed_with_sm12x=True)
+    monkeypatch.setattr(gpu, "detect", lambda assume: mixed)
+    with caplog.at_level(logging.WARNING):
+        plugin.register()
+    assert "routing MoE layers for T4 (sm75)" in caplog.text
+    assert "CUDA_VISIBLE_DEVICES" in caplog.text
+
+
 def test_a_bad_setting_stops_the_launch_on_any_gpu(monkeypatch):
     monkeypatch.setattr(gpu, "detect", lambda assume: None)
     monkeypatch.setenv("SGLANG_SM120_DISABLE", "gate")
