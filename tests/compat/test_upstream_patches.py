@@ -79,7 +79,7 @@ def test_without_the_overlay(cells):
 
 
 def test_sm100_is_as_before(cells):
-    assert _outcomes(cells["sm100"]) == dict.fromkeys(DRAFTS, f"runs: {TRTLLM}")
+    assert _outcomes(cells["sm100"]) == dict.fromkeys(DRAFTS, f"gets: {TRTLLM}")
 
 
 @pytest.mark.parametrize("which", STANDS_DOWN)
