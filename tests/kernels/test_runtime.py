@@ -20,3 +20,16 @@ def test_an_interpreted_call_leaves_triton_as_it_was():
     assert {name: value for name, value in vars(tl).items() if callable(value)} == before
     assert {name: value for name, value in vars(tl.tensor).items() if not name.startswith("__")} == members
     assert isinstance(tl.sum, JITFunction)
+
+
+def test_every_kernel_takes_its_arguments_before_its_constants():
+    """The direct launch hands arguments and then constants to the compiled kernel, in this order."""
+    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm, reduce, routing, runtime
+
+    found = [k for m in (gemm, reduce, routing) for k in vars(m).values() if isinstance(k, runtime.Kernel)]
+    assert len(found) >= 6
+    for kernel in found:
+        constant = [p.is_constexpr for p in kernel.compiled.params]
+        assert constant == sorted(constant), kernel.__name__
+        counts = {p.name for p in kernel.compiled.params if p.do_not_specialize}
+        assert counts == {p.name for p in kernel.compiled.params} & set(runtime.COUNTS)

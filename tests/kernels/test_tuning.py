@@ -109,3 +109,31 @@ def test_every_candidate_gives_the_same_bits(device):
         assert timer(shape, tokens, None)
         for tile in tuning.CANDIDATES:
             assert timer(shape, tokens, (tile, tile)) is not None
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch, tmp_path):
+    """A CUDA device that only has a name, a size and a place for its table."""
+    path = tmp_path / "tiles.json"
+    monkeypatch.setattr(tuning, "default_path", lambda device: path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A")
+    monkeypatch.setattr(schedule, "sm_count", lambda device: 188)
+    monkeypatch.setattr(schedule, "is_sm90", lambda device: False)
+    caches = (tuning.table, tuning._plan)
+    for cache in caches:
+        cache.cache_clear()
+    yield path
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_device_without_a_table_has_the_default_plan(pretend_gpu):
+    work = Work(3, 6, 256, 4096, 1024)
+    assert tuning.plan(torch.device("cuda", 0), work) == schedule.plan(work, 188, False)
+
+
+def test_a_table_serves_token_counts_up_to_its_own(pretend_gpu):
+    pretend_gpu.write_text(json.dumps(table()))
+    tiles = {t: tuning.plan(torch.device("cuda", 0), Work(t, 6, 256, 4096, 1024)).down for t in (2, 3, 4, 5)}
+    assert tiles[3] == tiles[4] == Tile(64, 8, 2, 1)
+    assert Tile(64, 8, 2, 1) not in (tiles[2], tiles[5])

@@ -46,7 +46,7 @@ class Layer:
         shared = common | {
             "HIDDEN": hidden,
             "INTER": inter,
-            "RP": _power_of_two(routes) if p.scan else 1,
+            "RP": 64 if p.scan else 1,
             "EP": 1 if p.scan else _power_of_two(experts),
             "SCAN": p.scan,
             "MANY": p.many,
@@ -99,8 +99,7 @@ def _sort(ids: torch.Tensor, experts: int, common: dict[str, Any]) -> tuple[torc
     routes = ids.numel()
     sorted_ids = torch.empty(routes, dtype=torch.int32, device=ids.device)
     counts = torch.empty(2 * experts, dtype=torch.int32, device=ids.device)
-    chunk = min(1024, _power_of_two(routes))
-    routing.sort_routes.launch((experts,), ids.device, ids, sorted_ids, counts, routes, experts, CHUNK=chunk, **common)
+    routing.sort_routes.launch((experts,), ids.device, ids, sorted_ids, counts, routes, experts, CHUNK=1024, **common)
     return sorted_ids, counts
 
 

@@ -28,8 +28,8 @@ def _bits_set(word):
 def own_group_by_scan(ids_ptr, route, num_routes, num_experts, RP: tl.constexpr, BT: tl.constexpr):
     """(expert, routes [BT], count): the group that begins with `route`, or count 0 if an earlier route begins it.
 
-    Scans all ids (RP >= num_routes, a power of two up to 64, num_routes < 64), so it needs no sort and no earlier
-    launch. The routes of the expert become the bits of one number; the rest is arithmetic without exchange.
+    Scans all ids (RP > num_routes, a power of two up to 64), so it needs no sort and no earlier launch. The expert's
+    routes become the bits of one number; the rest is arithmetic without exchange.
     """
     offs = tl.arange(0, RP)
     ids = tl.load(ids_ptr + offs, mask=offs < num_routes, other=-1)

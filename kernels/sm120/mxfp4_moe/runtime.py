@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+COUNTS = ("num_routes", "num_experts")
 _interpreter_lock = threading.RLock()
 
 
@@ -34,7 +35,9 @@ class Kernel:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
-        self.compiled = triton.jit(fn)
+        # A count of routes would be compiled anew for 1 and for multiples of 16, that is, while serving.
+        counts = [name for name in inspect.signature(fn).parameters if name in COUNTS]
+        self.compiled = triton.jit(fn, do_not_specialize=counts)
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
         self._ready: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
