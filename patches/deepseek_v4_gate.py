@@ -12,7 +12,7 @@ from sglang_sm120.contracts import Target
 from sglang_sm120.patches import behaviour
 from sglang_sm120.patching import Patch
 from sglang_sm120.report import Decision
-from sglang_sm120.settings import Settings
+from sglang_sm120.settings import RUNNER, Settings
 
 NAME = "deepseek_v4_gate"
 ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -82,11 +82,17 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         _decided = server_args
         launch = sglang_api.launch_facts(server_args, settings.draft_runner)
         try:
-            declared = _declare("moe_runner_backend", "target", NAME, routing.route_target(launch))
+            target = routing.route_target(launch)
+            _refuse_disabled(settings, launch, target)
+            declared = _declare("moe_runner_backend", "target", NAME, target)
             if launch.speculative is not None and _draft_is_ours():
                 draft = routing.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
                 _refuse_unpatched_schedulers(view, draft)
+                _refuse_disabled(settings, launch, draft)
+            else:
+                draft = routing.Route(None, "no draft of ours")
+            _refuse_offloading(view, RUNNER in (target.runner, draft.runner, launch.target_runner))
         except routing.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
         return declared
@@ -103,6 +109,27 @@ def _draft_is_ours() -> bool:
 def _declare(field: str, role: str, patch: str, route: routing.Route) -> dict[str, str]:
     report.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: sglang_api.flag_name(route.runner)}
+
+
+def _refuse_disabled(settings: Settings, launch: routing.Launch, route: routing.Route) -> None:
+    """A route to our runner needs the patches that register its name and give the layer our method."""
+    needed = ["runner_name"] if launch.takes_names else []
+    needed += ["mxfp4_experts"] if "mxfp4" in (launch.kind, launch.draft_kind) else []
+    for patch in needed:
+        if route.runner == RUNNER and patch in settings.disabled:
+            raise SystemExit(
+                f"sglang-sm120: {RUNNER} is to run these experts ({route.reason}), and SGLANG_SM120_DISABLE leaves out "
+                f"{patch}, which it needs; take {patch} out of the list, or choose another runner"
+            )
+
+
+def _refuse_offloading(view: Any, ours: bool) -> None:
+    """CPU offloading moves a layer's parameters after they were prepared; say so before the weights load."""
+    if ours and (getattr(view, "cpu_offload_gb", 0) or 0) > 0:
+        raise SystemExit(
+            f"sglang-sm120: --cpu-offload-gb moves expert weights that {RUNNER} has prepared in place; leave it out, "
+            f"or choose another runner for these layers"
+        )
 
 
 def _refuse_damaged(view: Any) -> None:

@@ -79,9 +79,9 @@ def _plugin(document: dict[str, Any]) -> None:
             f"SGLang finds {len(ours)} plugins named {NAME}; expected one. "
             "Reinstall: pip install --force-reinstall sglang-sm120"
         )
-    allowed = os.environ.get("SGLANG_PLUGINS")
-    if allowed and NAME not in [n.strip() for n in allowed.split(",")]:
-        document["warnings"].append(f"SGLANG_PLUGINS={allowed} leaves {NAME} out; add it, or unset the variable")
+    filtered = _filtered_out()
+    if filtered:
+        document["warnings"].append(f"{filtered}; add it, or unset the variable")
 
 
 def _patches(document: dict[str, Any], chosen: settings.Settings, found: gpu.Gpu | None) -> None:
@@ -90,22 +90,34 @@ def _patches(document: dict[str, Any], chosen: settings.Settings, found: gpu.Gpu
     if release is None:
         document["errors"].append("SGLang is not installed beside sglang-sm120; install it first: pip install sglang")
         return
-    inactive = plugin.why_inactive(chosen, found)
+    inactive = _filtered_out() or plugin.why_inactive(chosen, found)
     for patch in PATCHES:
-        status, reason = "applied", patch.summary
-        differences = [] if inactive else patching.drift(patch, release)
-        if inactive or patch.name in chosen.disabled:
-            status, reason = "not applicable", inactive or f"left out by {settings.DISABLE.name}"
-        elif differences and not chosen.accept_drift:
-            status, reason = "failed", "; ".join(differences)
-            document["errors"].append(f"patch {patch.name}: {reason}")
-        document["patches"].append({"name": patch.name, "status": status, "reason": reason})
+        if inactive:
+            state = patching.State(patch.name, patching.Status.NOT_APPLICABLE, inactive)
+        else:
+            applied = patching.State(patch.name, patching.Status.APPLIED, patch.summary)
+            state = patching.judge(patch, chosen) or applied
+        if state.status == patching.Status.FAILED:
+            document["errors"].append(f"patch {patch.name}: {state.reason}")
+        document["patches"].append(vars(state) | {"status": str(state.status)})
+
+
+def _filtered_out() -> str | None:
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    if allowed and NAME not in [n.strip() for n in allowed.split(",")]:
+        return f"SGLANG_PLUGINS={allowed} leaves {NAME} out"
+    return None
 
 
 def _shadows(document: dict[str, Any]) -> None:
     """Folders in the working directory that Python would import instead of the installed packages."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        document["warnings"].append("the working directory was removed; start SGLang from another directory")
+        return
     for name in ("sglang", "kernels"):
-        folder = Path.cwd() / name
+        folder = here / name
         if (folder / "__init__.py").is_file():
             spec = importlib.util.find_spec(name)
             where = Path(spec.origin).parent if spec and spec.origin else None
@@ -138,7 +150,7 @@ def render(document: dict[str, Any], with_hints: bool = False) -> str:
     if with_hints:
         lines += [f"hint    {h}" for h in document["hints"]]
     elif document["hints"]:
-        lines.append(f"{len(document['hints'])} hints: --fix-hints shows them")
+        lines.append(f"hints: {len(document['hints'])}, shown with --fix-hints")
     if not document["errors"]:
         active = any(p["status"] == "applied" for p in document["patches"])
         lines.append(

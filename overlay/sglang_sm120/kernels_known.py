@@ -42,6 +42,7 @@ _KNOWN: dict[tuple[str, str | None], Kernel] = {
     ("Mxfp4HummingMoEMethod", None): _kernel("Humming MXFP4", 9, 10, 12),
     # Made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to it.
     ("Sm120Mxfp4MoEMethod", None): _kernel(f"Triton MXFP4 ({RUNNER})", 9, 12),
+    ("Fp8MoEMethod", "auto"): _kernel("Triton block FP8", 9, 10, 12, reads_packed_fp4=False),
     ("Fp8MoEMethod", "triton"): _kernel("Triton block FP8", 9, 10, 12, reads_packed_fp4=False),
     ("Fp8MoEMethod", "deep_gemm"): _kernel("DeepGEMM", 9, 10, 12),
     ("Fp8MoEMethod", "flashinfer_trtllm"): _kernel("FlashInfer TRT-LLM FP8", 10, reads_packed_fp4=False),

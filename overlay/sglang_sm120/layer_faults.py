@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_sm120 import features, patching, sglang_api
-from sglang_sm120.settings import RUNNER
 
 _NVFP4_RUNNERS = (
     "auto",
@@ -41,7 +40,7 @@ def of(layer: Any) -> list[str]:
 
 def _runs_without_runner() -> bool:
     """Of the runners that SGLang's FP8 method calls directly, cutlass is the one that NVIDIA GPUs have."""
-    return sglang_api.global_runner() in ("cutlass", RUNNER)
+    return sglang_api.global_runner() == "cutlass"
 
 
 def _is_patched(cls: type, name: str) -> bool:

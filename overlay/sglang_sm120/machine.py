@@ -93,6 +93,6 @@ def hints(machine: dict[str, Any] | None) -> list[str]:
         )
     if any(card["arch"] == "sm121" for card in found):
         told.append(
-            "GB10 on SGLang 0.5.19 and older: set SGLANG_ENABLE_JIT_DEEPGEMM=0; they switch it off for sm_120 only"
+            "GB10 on SGLang 0.5.20 and older: set SGLANG_ENABLE_JIT_DEEPGEMM=0; they switch it off for sm_120 only"
         )
     return told

@@ -99,24 +99,28 @@ def apply_all(patches: Iterable[Patch], settings: Settings) -> None:
 
 def _stands_down(patch: Patch, settings: Settings) -> bool:
     """Whether the patch stays out, with its state recorded; raises PatchError when upstream is unknown and unmended."""
+    state = judge(patch, settings)
+    if state is None:
+        return False
+    STATES[patch.name] = state
+    if state.status == Status.FAILED:
+        raise PatchError(refusal(patch, [state.reason]))
+    return True
+
+
+def judge(patch: Patch, settings: Settings) -> State | None:
+    """The state that keeps the patch from being installed on the SGLang at hand; None where it is to be installed."""
     if patch.name in settings.disabled:
-        STATES[patch.name] = State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
-        return True
+        return State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
     release = releases.installed()
     differences = drift(patch, release)
     if not differences:
-        if releases.base(str(release)) in patch.proven_on:
-            return False
-        STATES[patch.name] = State(patch.name, *patch.elsewhere)
-        return True
+        needed = releases.base(str(release)) in patch.proven_on
+        return None if needed else State(patch.name, *patch.elsewhere)
     mended = patch.mended() if patch.mended is not None else None
     if mended is not None:
-        STATES[patch.name] = State(patch.name, Status.NOT_NEEDED, mended)
-        return True
-    if not settings.accept_drift:
-        STATES[patch.name] = State(patch.name, Status.FAILED, "; ".join(differences))
-        raise PatchError(refusal(patch, differences))
-    return False
+        return State(patch.name, Status.NOT_NEEDED, mended)
+    return None if settings.accept_drift else State(patch.name, Status.FAILED, "; ".join(differences))
 
 
 def set_all(patches: Iterable[Patch], status: Status, reason: str) -> None:
@@ -157,9 +161,8 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
         return
     where = f"{cls.__module__}.{cls.__qualname__}.{name}"
     if not isinstance(present, FunctionType) or not _is_original(cls, present):
-        owner = getattr(present, "__module__", None) or type(present).__module__
         raise PatchError(
-            f"patch {patch}: {where} has already been replaced by {owner}. Two overlays cannot both own it; "
+            f"patch {patch}: {where} has already been replaced by {_owner(present)}. Two overlays cannot both own it; "
             f"remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
         )
     replacement: Any = make(present)
@@ -186,15 +189,21 @@ def replace_function(
     if getattr(present, MARK, None) == patch:
         return
     if not isinstance(present, FunctionType) or not _is_original(module, present):
-        owner = getattr(present, "__module__", None) or type(present).__module__
         raise PatchError(
-            f"patch {patch}: {module.__name__}.{name} has already been replaced by {owner}. Two overlays cannot both "
-            f"own it; remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
+            f"patch {patch}: {module.__name__}.{name} has already been replaced by {_owner(present)}. Two overlays "
+            f"cannot both own it; remove one, or leave ours out with SGLANG_SM120_DISABLE={patch}"
         )
     replacement = make(present)
     setattr(replacement, MARK, patch)
     replacement.__wrapped__ = present  # type: ignore[attr-defined]
     setattr(module, name, replacement)
+
+
+def _owner(replacement: object) -> str:
+    """The module whose code runs now; functools.wraps copies the names of what it wraps, but not its globals."""
+    if isinstance(replacement, FunctionType):
+        return str(replacement.__globals__.get("__name__"))
+    return type(replacement).__module__
 
 
 def _is_original(owner: type | ModuleType, function: FunctionType) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import __version__, checkpoint, gpu, kernels_known, releases, routing, settings
+from sglang_sm120 import __version__, checkpoint, gpu, kernels_known, memory, releases, routing, settings
 from sglang_sm120.checkpoint import CheckpointError
 
 SCHEMA = 1
@@ -50,6 +50,7 @@ def make(
         "checkpoint": None,
         "target": None,
         "draft": None,
+        "memory": None,
         "patches": [],
         "warnings": [],
         "errors": [],
@@ -69,33 +70,48 @@ def make(
         document["warnings"].append(
             f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
         )
+    elif any(flag.split("=")[0] in ("--model-path", "--model") for flag in flags):
+        document["errors"].append("--model-path after -- names a second model; plan takes the one of --model")
     else:
-        _ask_sglang(document, model, flags, arch, memory_gib)
+        assumed = os.environ.get(settings.ASSUME.name)
+        if assumed and assumed != arch:
+            document["warnings"].append(
+                f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {arch} says"
+            )
+        parallel = _ask_sglang(document, model, flags, arch, memory_gib)
         _judge(document)
+        _weigh(document, model, memory_gib, parallel)
     return document
 
 
-def _ask_sglang(document: dict[str, Any], model: Path, flags: list[str], arch: str, memory_gib: int) -> None:
+def _ask_sglang(
+    document: dict[str, Any], model: Path, flags: list[str], arch: str, memory_gib: int
+) -> dict[str, Any] | None:
+    """Fill the document from the child's answer; returns the parallel sizes if SGLang resolved the flags."""
     environment = dict(os.environ)
     if document["stock"]:
         environment[settings.OFF.name] = "0"
     request = {"model": str(model), "flags": flags, "arch": arch, "memory_gib": memory_gib}
-    child = subprocess.run(
-        [sys.executable, "-m", "sglang_sm120.plan_child"],
-        input=json.dumps(request),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "sglang_sm120.plan_child"],
+            input=json.dumps(request),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        document["errors"].append(f"SGLang did not resolve the launch within {TIMEOUT_S} s; try on an idle machine")
+        return None
     try:
         answer = json.loads(child.stdout)
     except ValueError:
         document["errors"].append(
             f"SGLang ended (status {child.returncode}) without an answer; its messages are on stderr"
         )
-        return
+        return None
     for key in ("target", "draft", "patches"):
         document[key] = answer[key]
     document["warnings"] += answer["warnings"]
@@ -103,6 +119,21 @@ def _ask_sglang(document: dict[str, Any], model: Path, flags: list[str], arch: s
     filtered = environment.get("SGLANG_PLUGINS")
     if not document["stock"] and not answer["patches"] and filtered:
         document["warnings"].append(f"SGLANG_PLUGINS={filtered} leaves sm120 out: this is stock SGLang")
+    return answer["parallel"]
+
+
+def _weigh(document: dict[str, Any], model: Path, memory_gib: int, parallel: dict[str, Any] | None) -> None:
+    """Weights of each GPU against its memory; more than it has is an error."""
+    weights = memory.weigh(model) if parallel else None
+    if weights is None or parallel is None:
+        return
+    tp, pp = parallel["tp_size"], parallel["pp_size"]
+    document["memory"] = found = memory.budget(weights, memory_gib, tp, pp, bool(parallel["speculative_algorithm"]))
+    if not found["fits"]:
+        document["errors"].append(
+            f"memory: the weights take at least {found['weights_gib_least']} GiB of each GPU and it has {memory_gib}; "
+            f"raise --tp (it is {tp})"
+        )
 
 
 def _judge(document: dict[str, Any]) -> None:
@@ -116,6 +147,10 @@ def _judge(document: dict[str, Any]) -> None:
         kernel = kernels_known.lookup(part["method"], part["runner"])
         part["kernel"] = kernel.name if kernel else f"{part['method']} on {part['runner']}"
         fault = kernels_known.fault(part["method"], part["runner"], major, packed)
+        if kernel is None and not fault:
+            document["warnings"].append(
+                f"{role}: {part['kernel']} is not known to sglang-sm120; whether {document['arch']} has it is not known"
+            )
         for found in ([fault] if fault else []) + part.pop("faults"):
             document["errors"].append(f"{role}: {found}. {_remedy(role, document)}")
 
@@ -123,11 +158,15 @@ def _judge(document: dict[str, Any]) -> None:
 def _remedy(role: str, document: dict[str, Any]) -> str:
     patch, flag = _SWITCH[role]
     states = {p["name"]: p for p in document["patches"]}
-    if document["stock"]:
-        return f"The overlay changes this ({patch}); or pass {flag}"
+    works = routing.NVFP4_WORKING if document["checkpoint"]["kind"] == "hybrid-nvfp4" else routing.MXFP4_WORKING[:2]
+    # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
+    no_flag = role == "draft" and document["checkpoint"]["kind"] == "hybrid-nvfp4"
+    otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"
+    if document["stock"] or not document["patches"]:
+        return f"The overlay changes this ({patch}, {flag}){otherwise}"
     if patch in states and states[patch]["status"] == "not applicable":
-        return f"Patch {patch} is out ({states[patch]['reason']}); or pass {flag}"
-    return f"Pass {flag}"
+        return f"Patch {patch} is out ({states[patch]['reason']}){otherwise}"
+    return f"Pass another {flag}, or leave it out"
 
 
 def render(document: dict[str, Any]) -> str:
@@ -150,9 +189,16 @@ def render(document: dict[str, Any]) -> str:
             name = f"{role} ({part['algorithm']})" if role == "draft" else role
             lines.append(f"{name:<15} {part['kernel']}: runner {part['runner']}, method {part['method']}")
             lines.append(f"{'':<15} by {who}: {part['reason']}")
+    if document["memory"]:
+        m = document["memory"]
+        span = f"{m['weights_gib_least']} to {m['weights_gib_most']}"
+        lines.append(
+            f"{'memory':<15} weights take {span} GiB of each GPU's {m['gpu_memory_gib']}; the rest is for KV cache"
+        )
     lines += [f"patch           {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
     lines += [f"warning         {w}" for w in document["warnings"]]
     lines += [f"ERROR           {e}" for e in document["errors"]]
-    if not document["errors"] and document["target"]:
+    known = all("not known" not in w for w in document["warnings"])
+    if not document["errors"] and document["target"] and known:
         lines.append("This launch has a kernel for every MoE layer.")
     return "\n".join(lines)

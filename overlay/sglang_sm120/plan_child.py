@@ -8,14 +8,22 @@ scheduler does, let SGLang's loader build the quantization config, and construct
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
+import signal
 import sys
+import traceback
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import layer_faults, patching, report, settings, sglang_api, simulate, traps
+from sglang_sm120.settings import RUNNER
+
+OUR_METHOD = "Sm120Mxfp4MoEMethod"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def decide(request: dict[str, Any]) -> dict[str, Any]:
@@ -25,10 +33,6 @@ def decide(request: dict[str, Any]) -> dict[str, Any]:
         _steps(request, answer)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
         answer["errors"].append(_message(error))
-        if not isinstance(error, SystemExit):
-            import traceback
-
-            traceback.print_exc()
     answer["patches"] = [vars(s) | {"status": str(s.status)} for s in patching.STATES.values()]
     return answer
 
@@ -75,6 +79,8 @@ def _target(server_args: Any, request: dict[str, Any], answer: dict[str, Any]) -
     layers = {i: f"model.layers.{i}.mlp.experts" for i in range(model_config.hf_text_config.num_hidden_layers)}
     shape = _shape(model_config)
     built = _build(model_config, list(layers.values()), shape, nullcontext())
+    if not built:
+        raise SystemExit("the checkpoint has no layers (config.json: num_hidden_layers)")
     first = built[0]
     others = sorted({b["method"] for b in built} - {first["method"]})
     if others:
@@ -97,7 +103,7 @@ def _draft(server_args: Any, algorithm: str, request: dict[str, Any]) -> dict[st
     built = _build(model_config, [prefix], shape, context)[0]
     # DSpark runs its draft on the target's runner whatever the draft's flag says, except where a patch decided.
     flag = "moe_runner_backend" if algorithm == "DSPARK" else "speculative_moe_runner_backend"
-    decided = report.DECISIONS.get(("dispatch", "draft"))
+    decided = built["decided"]
     runner = (decided and decided.runner) or built["runner"] or sglang_api.resolved(server_args, flag)
     return {"algorithm": "DSPARK" if algorithm == "DSPARK" else "EAGLE", **_part("draft", built, runner)}
 
@@ -123,30 +129,61 @@ def _build(
 
     built = []
     config = sglang_api.quantization_config(model_config)  # imports the model, which must not land on the meta device
+    packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
     with context, torch.device("meta"):
         for number, prefix in enumerate(prefixes):
-            layer = FusedMoE(layer_id=number, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, **shape)
-            packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
-            runner = sglang_api.runner_of(layer)
-            facts = {"runner": runner, "packed": bool(packed), "faults": layer_faults.of(layer)}
-            built.append({"method": type(layer.quant_method).__name__, **facts})
+            report.forget_dispatch()
+            layer = FusedMoE(
+                layer_id=number, params_dtype=model_config.dtype, quant_config=config, prefix=prefix, **shape
+            )
+            built.append(
+                {
+                    "method": type(layer.quant_method).__name__,
+                    "runner": sglang_api.runner_of(layer),
+                    "packed": bool(packed),
+                    "faults": layer_faults.of(layer),
+                    "decided": report.DECISIONS.get(("dispatch", _role(prefix))),
+                }
+            )
     return built
 
 
+def _role(prefix: str) -> str:
+    return "draft" if sglang_api.is_draft_prefix(prefix) else "target"
+
+
 def _part(role: str, built: dict[str, Any], runner: str) -> dict[str, Any]:
-    known = report.decision(role)
+    """What the document says of a layer; a method that is not the one decided on is a fault."""
+    known = built.pop("decided") or report.DECISIONS.get(("resolution", role))
+    decided, ours = known.runner if known else None, built["method"] == OUR_METHOD
+    if decided is not None and (decided == RUNNER) != ours:
+        built["faults"].append(
+            f"{known.changed_by if known else 'the overlay'} decided on {decided}, and SGLang built {built['method']}: "
+            "another plugin has replaced what the patch did; remove it, or load it before sm120"
+        )
     changed_by = known.changed_by if known else None
     reason = known.reason if known else "SGLang's own choice"
-    return {**built, "runner": runner, "changed_by": changed_by, "reason": reason}
+    return {**built, "runner": RUNNER if ours else runner, "changed_by": changed_by, "reason": reason}
 
 
 def _message(error: BaseException) -> str:
-    text = str(error).removeprefix("sglang-sm120: ").strip()
-    return text or f"{type(error).__name__} without a message"
+    """The error in one line; where it says nothing of itself, the line of source that raised it."""
+    text = " ".join(str(error).removeprefix("sglang-sm120: ").split())
+    if isinstance(error, SystemExit) and text not in ("", "0", "None"):
+        return text
+    if isinstance(error, SystemExit):
+        return "these flags make SGLang end without serving"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, {frames[-1].line}" if frames else "nowhere"
+    if not text or isinstance(error, (AttributeError, IndexError, KeyError, TypeError, ZeroDivisionError)):
+        return f"SGLang fails with {type(error).__name__} {text} at {where}; check the flags and config.json"
+    return text
 
 
 def main() -> int:
     """Serve one request."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed `plan` leaves nothing behind
     answer_to = os.dup(1)
     os.dup2(2, 1)
     request = json.load(sys.stdin)

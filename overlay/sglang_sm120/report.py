@@ -41,6 +41,12 @@ def decision(role: str) -> Decision | None:
     return DECISIONS.get(("dispatch", role)) or DECISIONS.get(("resolution", role))
 
 
+def forget_dispatch() -> None:
+    """Drop what was decided for layers so far, so that the next layer's decision is its own."""
+    for key in [key for key in DECISIONS if key[0] == "dispatch"]:
+        del DECISIONS[key]
+
+
 def once(key: object, message: str) -> None:
     """Log a line at INFO the first time that `key` is seen in this process, on the first rank of a group."""
     if key in _SAID:

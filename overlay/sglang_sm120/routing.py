@@ -30,6 +30,7 @@ NVFP4_REFUSED = {
     "humming": _NOT_NVFP4,
     "flashinfer_mxfp4": _NOT_NVFP4,
     "hpc_ops": _NOT_NVFP4,
+    "aiter": _NOT_NVFP4,
     RUNNER: "it reads MXFP4, and this checkpoint's target experts are NVFP4",
 }
 MXFP4_REFUSED = {
@@ -43,6 +44,7 @@ MXFP4_REFUSED = {
     "triton": _NOT_MXFP4,
     "triton_kernel": _NOT_MXFP4,
     "hpc_ops": _NOT_MXFP4,
+    "aiter": "its kernels are AMD's",
 }
 _NOT_FP8 = "SGLang's FP8 method has no such kernel"
 FP8_REFUSED = {
@@ -75,6 +77,7 @@ class Launch:
         speculative: EAGLE, DSPARK or None.
         draft_default: what SGLANG_SM120_DRAFT_MOE says.
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
+        draft_kind: format of the draft's experts where `--speculative-draft-model-path` names another checkpoint.
         takes_names: this SGLang's flags accept registered runner names, hence ours.
         cutlass_mxfp4: this SGLang's FlashInfer CUTLASS MXFP4 method runs on SM120.
         ids_per_layer: this SGLang's dispatcher numbers experts as each layer's method wants; before, as the global
@@ -93,6 +96,7 @@ class Launch:
     speculative: str | None = None
     draft_default: str = "auto"
     all_to_all: str = "none"
+    draft_kind: str | None = None
     takes_names: bool = True
     cutlass_mxfp4: bool = True
     default_reads_fp4_only: bool = False
@@ -136,13 +140,15 @@ def route_target(launch: Launch) -> Route:
 
 def route_draft(launch: Launch) -> Route:
     """The draft's runner, for a launch with speculative decoding. Raises RouteError as `route_target` does."""
-    if launch.kind == "hybrid-nvfp4":
-        return _hybrid_draft(launch)
-    if launch.kind == "mxfp4":
-        return _mxfp4_draft(launch)
-    if launch.kind == "fp8" and launch.draft_runner in FP8_REFUSED:
+    kind = launch.draft_kind or launch.kind
+    inherits = launch.kind == kind and kind != "hybrid-nvfp4"
+    if kind in ("hybrid-nvfp4", "mxfp4"):
+        return _mxfp4_draft(launch) if inherits else _explicit_mxfp4_draft(launch)
+    if kind == "fp8" and launch.draft_runner in FP8_REFUSED:
         reason = FP8_REFUSED[launch.draft_runner]
         raise RouteError(_refusal(DRAFT_FLAG, launch.draft_runner, reason, ("triton",)))
+    if kind == "fp8" and not inherits and launch.draft_runner in (None, "auto"):
+        return Route("triton", "the draft's experts are FP8 and the target's are not")
     return Route(None, "its experts are not FP4")
 
 
@@ -151,6 +157,11 @@ def _nvfp4_target(launch: Launch) -> Route:
     if asked in NVFP4_REFUSED:
         hint = f"; {RUNNER} can run the draft: {DRAFT_FLAG} {RUNNER}" if asked == RUNNER else ""
         raise RouteError(_refusal(TARGET_FLAG, asked, NVFP4_REFUSED[asked], NVFP4_WORKING) + hint)
+    if launch.quantization not in (None, "fp8"):
+        raise RouteError(
+            f"--quantization {launch.quantization} is not what this checkpoint is (its target experts are NVFP4, the "
+            "rest FP8); leave the flag out"
+        )
     if asked != "auto":
         return Route(None, f"{TARGET_FLAG} {asked} was asked for")
     if launch.ep not in (1, launch.tp):
@@ -176,6 +187,9 @@ def _mxfp4_target(launch: Launch) -> Route:
 
 def _mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
+    if launch.speculative == "DSPARK" and asked not in ("auto", *MXFP4_WORKING):
+        reason = "DSpark itself runs its draft on the target's runner, and no patch gives it this one"
+        raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
     _refuse_mxfp4(launch, source, asked)
     _refuse_other_ids(launch, source, asked)
     if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
@@ -183,7 +197,8 @@ def _mxfp4_draft(launch: Launch) -> Route:
     return Route(None, "SGLang's choice for the draft has kernels for SM120")
 
 
-def _hybrid_draft(launch: Launch) -> Route:
+def _explicit_mxfp4_draft(launch: Launch) -> Route:
+    """An MXFP4 draft whose target's runner cannot be its own."""
     source, asked = _asked_draft(launch)
     if asked not in DRAFT_RUNNERS and asked not in MXFP4_REFUSED:
         raise RouteError(_refusal(source, asked, _NOT_MXFP4, _mxfp4_working(launch)))

@@ -127,7 +127,7 @@ def _clocks() -> dict[str, int] | None:
         return found or None
 
 
-def _layer(case: Case, device: str) -> tuple[list[Any], Any, Any, Any]:
+def _layer(case: Case, device: str) -> tuple[tuple[Any, Any, Any, Any], Any, Any, Any]:
     """Random codes, scales that bring some gates to the clamp at 10, and distinct experts for each token."""
     import torch
 
@@ -138,12 +138,12 @@ def _layer(case: Case, device: str) -> tuple[list[Any], Any, Any, Any]:
 
     e, h, i = case.experts, case.hidden, case.inter
     middle = 127 - (h.bit_length() + 1) // 2  # random codes have an rms of 2.9: gates then have one of about 3
-    weights = [
+    weights = (
         draw(0, 256, e, 2 * i, h // 2),
         draw(middle - 1, middle + 3, e, 2 * i, h // 32),
         draw(0, 256, e, h, i // 2),
         draw(middle - 1, middle + 3, e, h, i // 32),
-    ]
+    )
     x = torch.randn(case.tokens, h, generator=g, device=device).bfloat16()
     scores = torch.rand(case.tokens, e, generator=g, device=device)
     probabilities, ids = scores.topk(case.top_k, dim=-1)
@@ -190,10 +190,11 @@ def _time_case(case: Case, bandwidth: float, flush: Any) -> list[dict[str, Any]]
     weights, x, ids, probabilities = _layer(case, "cuda")
     hit = int(ids.unique().numel())
     moved = hit * 3 * case.hidden * case.inter * 17 // 32 + 4 * x.numel()
-    call = partial(mxfp4_moe.mxfp4_moe, x, mxfp4_moe.prepare_weights(*weights), ids, probabilities)
+    prepared = mxfp4_moe.prepare_weights(*weights)
     rows = []
     for activation in BOUNDS:
-        samples = _time(partial(call, activation=activation), flush)
+        call = partial(mxfp4_moe.mxfp4_moe, x, prepared, ids, probabilities, activation=activation)
+        samples = _time(call, flush)
         rows.append(
             {"activation": activation, **asdict(case), "experts_hit": hit, "bytes": moved}
             | {"floor_us": moved / bandwidth * 1e6, "median_us": statistics.median(samples), "samples_us": samples}

@@ -60,11 +60,27 @@ def launch_facts(server_args: Any, draft_default: str) -> Launch:
         speculative=view.speculative_algorithm,
         draft_default=draft_default,
         all_to_all=view.moe_a2a_backend,
+        draft_kind=_draft_kind(server_args, view),
         takes_names=features.takes_runner_names(),
         cutlass_mxfp4=features.has_cutlass_mxfp4(),
         default_reads_fp4_only=features.default_reads_fp4_only(),
         ids_per_layer=features.numbers_experts_per_layer(),
     )
+
+
+def _draft_kind(server_args: Any, view: Any) -> str | None:
+    """Format of the draft's experts where it is another checkpoint than the target's, which is the usual one."""
+    path = view.speculative_draft_model_path
+    if not view.speculative_algorithm or path in (None, view.model_path):
+        return None
+    return expert_kind(model_config(server_args, draft_path=path))
+
+
+def quantization_block(server_args: Any) -> tuple[int, int] | None:
+    """Block of the checkpoint's FP8 weights, (rows, columns); None without one."""
+    quantization = getattr(model_config(server_args).hf_config, "quantization_config", None) or {}
+    block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    return (int(block[0]), int(block[1])) if block else None
 
 
 def target_kind(server_args: Any) -> str:

@@ -30,7 +30,14 @@ def warnings(given: dict[str, str], server_args: Any, arch: str, kind: str) -> l
         arch: `sm120` or `sm121`.
         kind: format of the target's experts, as `sglang_api.expert_kind` has it.
     """
-    return [*_overridden(given), *_deep_gemm(given, arch), *_expert_format(given, kind), *_kernels(given, server_args)]
+    narrow = _narrow_shared_expert(given, server_args)
+    return [
+        *narrow,
+        *_overridden(given),
+        *_deep_gemm(given, arch),
+        *_expert_format(given, kind),
+        *_kernels(given, server_args),
+    ]
 
 
 def _overridden(given: dict[str, str]) -> list[str]:
@@ -45,6 +52,20 @@ def _overridden(given: dict[str, str]) -> list[str]:
 def _same(a: str, b: str) -> bool:
     truth = {"true": "1", "false": "0", "yes": "1", "no": "0"}
     return truth.get(a.lower(), a) == truth.get(b.lower(), b)
+
+
+def _narrow_shared_expert(given: dict[str, str], server_args: Any) -> list[str]:
+    """The shared expert is block FP8 and cut by tensor parallelism, whatever the routed experts are."""
+    text = sglang_api.model_config(server_args).hf_text_config
+    tp = sglang_api.resolved(server_args, "tp_size")
+    columns = getattr(text, "moe_intermediate_size", 0) * getattr(text, "n_shared_experts", 0) // tp
+    block = (sglang_api.quantization_block(server_args) or (128, 128))[0]
+    if columns % block == 0 or _same(given.get("SGLANG_SHARED_EXPERT_TP1", "0"), "1"):
+        return []
+    return [
+        f"a rank's part of the shared expert has {columns} columns at --tp {tp}, no multiple of its FP8 block {block}, "
+        "so loading fails; set SGLANG_SHARED_EXPERT_TP1=1, or lower --tp"
+    ]
 
 
 def _deep_gemm(given: dict[str, str], arch: str) -> list[str]:

@@ -56,6 +56,32 @@ def test_a_flag_that_sglang_refuses(checkpoints):
     assert "sm120_triton" in error  # among the choices
 
 
+def test_a_second_model_is_refused(checkpoints):
+    done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--model-path=/elsewhere")
+    assert done.returncode == 1
+    assert "--model-path after -- names a second model" in json.loads(done.stdout)["errors"][0]
+
+
+def test_a_killed_plan_leaves_no_process(checkpoints):
+    started = subprocess.Popen(
+        [COMMAND, "plan", "--model", checkpoints["wide"]], env=environment(), stdout=-3, stderr=-3
+    )
+    time.sleep(3)
+    started.kill()
+    started.wait(timeout=20)
+    time.sleep(1)
+    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in listed.splitlines() if line.split()[0] == "1" and "plan_child" in line]
+
+
+def test_a_closed_stdout_still_has_an_exit_status(tmp_path):
+    done = run("sh", "-c", f"{COMMAND} doctor >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    full = run("sh", "-c", f"{COMMAND} doctor >/dev/full")
+    assert full.returncode == 1
+    assert "cannot write the answer: No space left on device" in full.stderr
+
+
 def cut_header(model):
     file = model / "model-00002-of-00004.safetensors"
     file.write_bytes(file.read_bytes()[:100])
@@ -144,6 +170,10 @@ def test_selftest_on_cpu_writes_a_receipt(tmp_path):
 
 
 def test_selftest_says_what_it_cannot_do(tmp_path):
+    lost = run(COMMAND, "selftest", "--device", "cpu", "--receipt", tmp_path / "nowhere" / "r.json")
+    assert lost.returncode == 1
+    assert "--receipt" in lost.stderr
+    assert "does not exist" in lost.stderr
     done = run(COMMAND, "selftest", "--device", "cuda", env=environment(CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 1
     assert "--device is 'cuda'; expected cpu" in done.stderr

@@ -48,6 +48,11 @@ STOPPED = [
     ("triton draft", [*TP2, *EAGLE, DRAFT_FLAG, "triton"], {}, f"{DRAFT_FLAG} triton cannot run"),
     ("without the gate", TP2, {"SGLANG_SM120_DISABLE": "deepseek_v4_gate"}, "SGLANG_SM120_DISABLE"),
     ("ray", [*TP2, *EAGLE, "--use-ray"], {}, "--use-ray"),
+    ("dtype", [*TP2, *EAGLE, "--dtype", "float16"], {}, "sm120_triton needs --dtype bfloat16"),
+    ("tp 3", ["--tp", "3"], {}, "assert intermediate_size % self.moe_tp_size == 0"),
+    ("offloading", [*TP2, *EAGLE, "--cpu-offload-gb", "8"], {}, "--cpu-offload-gb moves expert weights"),
+    ("no name", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "runner_name"}, "SGLANG_SM120_DISABLE leaves out runner_name"),
+    ("other quantization", [*TP2, "--quantization", "modelopt_fp4"], {}, "--quantization modelopt_fp4 is not"),
     ("bad setting", TP2, {"SGLANG_SM120_ACTIVATION": "fp16"}, "SGLANG_SM120_ACTIVATION is 'fp16'"),
     ("resolved too early", TP2, {}, "load_plugins()"),
 ]  # fmt: skip

@@ -93,6 +93,35 @@ def test_flashinfer_asked_for_a_shape_it_refuses():
         route_target(replace(V41, target_runner="flashinfer_mxfp4"))
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "flag", "runner"),
+    [
+        ("hybrid-nvfp4", "fp8", None, "triton"),
+        ("mxfp4", "fp8", None, "triton"),
+        ("hybrid-nvfp4", "fp8", "deep_gemm", None),
+        ("fp8", "mxfp4", None, RUNNER),
+        ("fp8", "mxfp4", "marlin", "marlin"),
+        ("mxfp4", "hybrid-nvfp4", None, RUNNER),
+        ("hybrid-nvfp4", "mxfp4", None, RUNNER),
+        ("fp8", "fp8", None, None),
+    ],
+)
+def test_a_draft_of_its_own_is_routed_by_its_own_format(target, draft, flag, runner):
+    launch = replace(HYBRID, kind=target, draft_kind=draft, draft_runner=flag)
+    assert route_draft(launch).runner == runner
+
+
+def test_a_quantization_that_the_checkpoint_is_not():
+    with pytest.raises(RouteError, match="--quantization modelopt_fp4 is not what this checkpoint is"):
+        route_target(replace(HYBRID, quantization="modelopt_fp4"))
+
+
+def test_a_draft_runner_that_dspark_would_ignore():
+    launch = replace(NATIVE, speculative="DSPARK", draft_runner="deep_gemm")
+    with pytest.raises(RouteError, match=r"--speculative-moe-runner-backend deep_gemm.*DSpark itself"):
+        route_draft(launch)
+
+
 def test_no_route_is_refused_afterwards():
     """What the gate chooses must pass the checks of the dispatch."""
     assert not set(routing.NVFP4_WORKING) & set(routing.NVFP4_REFUSED)
