@@ -33,6 +33,7 @@ import torch
 import triton
 
 from . import schedule
+from .prepare import PreparedWeights
 from .schedule import Plan, Tile, Work
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,9 @@ class GpuTimer:
     """Times a call on random weights with cold L2 (each call of a graph has its own experts), checking its bits."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.shape, self.weights = device, None, None
+        self.device = device
+        self.shape: Shape | None = None
+        self.weights: PreparedWeights | None = None
         self.expected: dict[int, torch.Tensor] = {}
 
     def __call__(self, shape: Shape, tokens: int, tiles: tuple[Tile, Tile] | None) -> float | None:
