@@ -54,12 +54,19 @@ def weigh(directory: Path) -> Weights | None:
     return Weights(**sizes)
 
 
-def budget(weights: Weights, memory_gib: int, tp: int, pp: int, draft: bool) -> dict[str, float | bool]:
-    """What `plan` shows: GiB of weights on each GPU, and whether they leave anything of its memory."""
+def budget(
+    weights: Weights, memory_gib: int, tp: int, pp: int, draft: bool, static_fraction: float = 1.0
+) -> dict[str, float | bool]:
+    """What `plan` shows: GiB of weights on each GPU, and whether they leave anything of what SGLang gives them.
+
+    Args:
+        static_fraction: `--mem-fraction-static` as resolved: the share of a GPU for weights and KV cache together.
+    """
     least, most = weights.per_gpu(tp, pp, draft)
     return {
         "gpu_memory_gib": memory_gib,
+        "static_gib": round(memory_gib * static_fraction, 2),
         "weights_gib_least": round(least / GIB, 2),
         "weights_gib_most": round(most / GIB, 2),
-        "fits": least < memory_gib * GIB,
+        "fits": least < memory_gib * static_fraction * GIB,
     }

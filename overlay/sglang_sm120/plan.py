@@ -127,12 +127,13 @@ def _weigh(document: dict[str, Any], model: Path, memory_gib: int, parallel: dic
     weights = memory.weigh(model) if parallel else None
     if weights is None or parallel is None:
         return
-    tp, pp = parallel["tp_size"], parallel["pp_size"]
-    document["memory"] = found = memory.budget(weights, memory_gib, tp, pp, bool(parallel["speculative_algorithm"]))
+    tp, pp, draft = parallel["tp_size"], parallel["pp_size"], bool(parallel["speculative_algorithm"])
+    fraction = parallel["mem_fraction_static"] or 1.0
+    document["memory"] = found = memory.budget(weights, memory_gib, tp, pp, draft, fraction)
     if not found["fits"]:
         document["errors"].append(
-            f"memory: the weights take at least {found['weights_gib_least']} GiB of each GPU and it has {memory_gib}; "
-            f"raise --tp (it is {tp})"
+            f"memory: the weights take at least {found['weights_gib_least']} GiB of each GPU, and SGLang has "
+            f"{found['static_gib']} of its {memory_gib} GiB for weights and KV cache; raise --tp (it is {tp})"
         )
 
 
@@ -172,7 +173,7 @@ def _remedy(role: str, document: dict[str, Any]) -> str:
 def render(document: dict[str, Any]) -> str:
     """The plan for people, at most 100 columns wide where the reasons allow."""
     lines = [
-        f"SGLang {document['sglang']}, sglang-sm120 {document['overlay']}"
+        f"SGLang {document['sglang'] or 'not installed'}, sglang-sm120 {document['overlay']}"
         f"{' (left out: --stock)' if document['stock'] else ''}, {document['arch']}"
         f"{' (simulated)' if document['simulated'] else ''}"
     ]
@@ -193,7 +194,8 @@ def render(document: dict[str, Any]) -> str:
         m = document["memory"]
         span = f"{m['weights_gib_least']} to {m['weights_gib_most']}"
         lines.append(
-            f"{'memory':<15} weights take {span} GiB of each GPU's {m['gpu_memory_gib']}; the rest is for KV cache"
+            f"{'memory':<15} weights take {span} GiB of each GPU; SGLang has {m['static_gib']} of its "
+            f"{m['gpu_memory_gib']} GiB for them and the KV cache"
         )
     lines += [f"patch           {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
     lines += [f"warning         {w}" for w in document["warnings"]]

@@ -43,7 +43,7 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     load_plugins()
     given = traps.environment()
     server_args = _resolve(["--model-path", request["model"], *request["flags"]])
-    sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm")
+    sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm", "mem_fraction_static")
     answer["parallel"] = {name: sglang_api.resolved(server_args, name) for name in sizes}
     sglang_api.publish_as_scheduler(server_args)
     if request["arch"] in settings.ARCHITECTURES:

@@ -57,3 +57,10 @@ def test_published_sizes(experts, layers, hidden, inter, tp, gib):
 def test_too_much_does_not_fit():
     assert memory.budget(Weights(experts=100 * GIB), 32, 2, 1, draft=False)["fits"] is False
     assert memory.budget(Weights(experts=100 * GIB), 32, 4, 1, draft=False)["fits"] is True
+
+
+def test_sglang_keeps_a_part_for_itself():
+    found = memory.budget(Weights(experts=90 * GIB), 96, 1, 1, draft=False, static_fraction=0.861)
+    assert found["static_gib"] == 82.66
+    assert found["fits"] is False
+    assert memory.budget(Weights(experts=82 * GIB), 96, 1, 1, draft=False, static_fraction=0.861)["fits"] is True
