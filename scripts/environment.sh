@@ -1,4 +1,6 @@
-# Sourced by the other scripts: `ensure_environment` sets PYTHON to an interpreter that has SGLang and this checkout.
+# shellcheck shell=bash
+# Sourced by the other scripts: `ensure_environment` sets PYTHON to an interpreter that has SGLang and this checkout,
+# and TOOLS to the directory of the other programs.
 #
 # Two layers under ${SGLANG_SM120_HOME:-~/.cache/sglang-sm120}, both outside the checkout:
 #   env-<hash of the requirement files>   SGLang and its stack (about 11 GB), shared by all checkouts
@@ -6,7 +8,7 @@
 # A layer without its marker file was interrupted and is built again.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-home=${SGLANG_SM120_HOME:-${HOME:-$(echo ~)}/.cache/sglang-sm120}
+home=${SGLANG_SM120_HOME:-${HOME:-~}/.cache/sglang-sm120}
 needed_gb=15
 
 say() { printf '%s\n' "$*" >&2; }
@@ -79,6 +81,7 @@ ensure_environment() {
   base=$home/env-$(hash_of "$root/scripts/requirements.txt" "$root/scripts/requirements-test.txt")
   checkout=$home/checkout-$(printf '%s\n%s\n' "$root" "$base" | cat - "$root/pyproject.toml" | sha256sum | cut -c1-12)
   PYTHON=$checkout/bin/python
+  TOOLS=$base/bin # ruff, shellcheck, hadolint
   [ -e "$base/complete" ] && [ -e "$checkout/complete" ] && return
   exec 9>"$home/lock"
   command -v flock >/dev/null && { flock -n 9 || { say "Waiting for another set-up in $home"; flock 9; }; }

@@ -159,9 +159,10 @@ def _judge(document: dict[str, Any]) -> None:
 def _remedy(role: str, document: dict[str, Any]) -> str:
     patch, flag = _SWITCH[role]
     states = {p["name"]: p for p in document["patches"]}
-    works = routing.NVFP4_WORKING if document["checkpoint"]["kind"] == "hybrid-nvfp4" else routing.MXFP4_WORKING[:2]
+    hybrid = (document.get("checkpoint") or {}).get("kind") == "hybrid-nvfp4"
+    works = routing.NVFP4_WORKING if hybrid else routing.MXFP4_WORKING[:2]
     # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
-    no_flag = role == "draft" and document["checkpoint"]["kind"] == "hybrid-nvfp4"
+    no_flag = role == "draft" and hybrid
     otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"
     if document["stock"] or not document["patches"]:
         return f"The overlay changes this ({patch}, {flag}){otherwise}"

@@ -77,8 +77,7 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     if w.fp8:
         tiles = [_fp8_tile(width)] * 2
     elif many:
-        # three stages of the 64-token tile spill on SM120 with most Triton releases; SM90 needs them
-        tiles = [Tile(128, width, stages=2 if width == 128 or (width == 64 and not sm90) else 3, warps=4)] * 2
+        tiles = [Tile(128, width, stages=2 if width == 128 else 3, warps=4)] * 2
     else:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
         tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
@@ -92,9 +91,11 @@ def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
         return 8
     if expected <= 16 and not fp8:
         return 16
-    if expected <= 40 or not (many or fp8):
+    if expected <= 40 or not (many or fp8) or (many and not sm90):
+        # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a
+        # weight (scripts/sm120_report.py) cost what two at 5.6 do.
         return 32
-    return 128 if many and sm90 and expected > 64 else 64
+    return 128 if many and expected > 64 else 64
 
 
 def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Tile:
