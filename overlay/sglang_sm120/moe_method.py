@@ -8,7 +8,6 @@ first tensor that arrives turns the bytes back into the checkpoint's layout.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from sglang_sm120 import metrics, report, sglang_api
 from sglang_sm120.kernels.sm120 import mxfp4_moe
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.shard_ledger import ShardLedger
-
-logger = logging.getLogger(__name__)
 
 GROUP = 32  # values that share an e8m0 scale (OCP Microscaling Formats v1.0)
 UNFILLED = 0xFF  # e8m0 NaN: no checkpoint has it, so a scale that still is was never loaded

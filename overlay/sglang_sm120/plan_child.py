@@ -49,7 +49,7 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     if request["arch"] in settings.ARCHITECTURES:
         kind = sglang_api.expert_kind(sglang_api.model_config(server_args))
         answer["warnings"] += traps.warnings(given, server_args, request["arch"], kind)
-    answer["target"] = _target(server_args, request, answer)
+    answer["target"] = _target(server_args, answer)
     algorithm = sglang_api.resolved(server_args, "speculative_algorithm")
     if algorithm:
         answer["draft"] = _draft(server_args, algorithm, request)
@@ -73,7 +73,7 @@ def _resolve(arguments: list[str]) -> Any:
     return server_args
 
 
-def _target(server_args: Any, request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+def _target(server_args: Any, answer: dict[str, Any]) -> dict[str, Any]:
     model_config = sglang_api.model_config(server_args)
     runner = sglang_api.resolved(server_args, "moe_runner_backend")
     layers = {i: f"model.layers.{i}.mlp.experts" for i in range(model_config.hf_text_config.num_hidden_layers)}
