@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,33 +42,75 @@ def tensors(directory):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
+    """Format of the experts, and `dspark` -> directory."""
     root = tmp_path_factory.mktemp("models")
     shape = make_checkpoint.SMALL
-    kinds = {kind: make_checkpoint.replace(shape, kind=kind) for kind in make_checkpoint.KINDS}
-    return {kind: make_checkpoint.write(root / kind, of) for kind, of in kinds.items()}
+    made = {kind: replace(shape, kind=kind) for kind in make_checkpoint.KINDS} | {
+        "dspark": replace(shape, draft="dspark")
+    }
+    return {name: make_checkpoint.write(root / name, of) for name, of in made.items()}
 
 
-def test_the_same_arguments_give_the_same_bytes(checkpoints, tmp_path):
-    again = make_checkpoint.write(tmp_path / "again", make_checkpoint.SMALL, threads=1)
-    for file in checkpoints["mxfp4"].iterdir():
+@pytest.mark.parametrize(("name", "draft"), [("mxfp4", "nextn"), ("dspark", "dspark")])
+def test_the_same_arguments_give_the_same_bytes(checkpoints, tmp_path, name, draft):
+    shape = replace(make_checkpoint.SMALL, draft=draft)
+    again = make_checkpoint.write(tmp_path / "again", shape, threads=1)
+    for file in checkpoints[name].iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes(), file.name
-    other = make_checkpoint.write(tmp_path / "other", make_checkpoint.replace(make_checkpoint.SMALL, seed=1))
-    assert (other / "model-00002-of-00004.safetensors").read_bytes() != (
-        again / "model-00002-of-00004.safetensors"
-    ).read_bytes()
+    other = make_checkpoint.write(tmp_path / "other", replace(shape, seed=1))
+    for file in other.glob("*.safetensors"):
+        assert file.read_bytes() != (again / file.name).read_bytes(), file.name
 
 
-def test_both_kinds_hold_the_same_numbers(checkpoints):
-    mxfp4, hybrid = tensors(checkpoints["mxfp4"]), tensors(checkpoints["hybrid-nvfp4"])
+def e4m3(codes):
+    """Values of e4m3 codes that are neither NaN nor subnormal."""
+    codes = codes.astype(int)
+    values = 2.0 ** (((codes >> 3) & 15) - 7) * (1 + (codes & 7) / 8) * np.where(codes & 0x80, -1, 1)
+    return np.where(codes & 0x7F, values, 0)
+
+
+def e2m1(packed):
+    """Values of packed e2m1 codes, low nibble first."""
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return np.concatenate([values, -values])[np.stack([packed & 15, packed >> 4], axis=-1)].reshape(-1)
+
+
+def test_all_kinds_hold_the_same_numbers(checkpoints):
+    mxfp4, hybrid, fp8 = (tensors(checkpoints[kind]) for kind in ("mxfp4", "hybrid-nvfp4", "fp8"))
     expert = "layers.1.ffn.experts.3.w2."
     assert np.array_equal(mxfp4[expert + "weight"][0], hybrid[expert + "weight"][0])
     per_32 = 2.0 ** (mxfp4[expert + "scale"][0].astype(int) - 127)
-    codes = hybrid[expert + "weight_scale"][0].astype(int)
-    per_16 = 2.0 ** ((codes >> 3) - 7) * (1 + (codes & 7) / 8) * hybrid[expert + "weight_scale_2"][0]
+    per_16 = e4m3(hybrid[expert + "weight_scale"][0]) * hybrid[expert + "weight_scale_2"][0]
     assert np.array_equal(np.repeat(per_32, 2), per_16)
-    for name, (values, _) in mxfp4.items():
+    rows, columns = fp8[expert + "weight"][1]["shape"]
+    blocks = 2.0 ** (fp8[expert + "scale"][0].astype(int) - 127).reshape(rows // 128, columns // 128)
+    values = e4m3(fp8[expert + "weight"][0]).reshape(rows, columns) * np.kron(blocks, np.ones((128, 128)))
+    assert np.array_equal((e2m1(mxfp4[expert + "weight"][0]) * np.repeat(per_32, 32)).reshape(rows, columns), values)
+    assert len(np.unique(per_32)) == 2
+    for name, (found, _) in mxfp4.items():
+        if ".experts." not in name:
+            assert np.array_equal(found, fp8[name][0], equal_nan=True), name
         if ".experts." not in name or name.startswith("mtp."):
-            assert np.array_equal(values, hybrid[name][0], equal_nan=True), name
+            assert np.array_equal(found, hybrid[name][0], equal_nan=True), name
+
+
+def test_the_dspark_draft_proposes_the_successor(checkpoints):
+    """The Markov head's largest value for each token is at the token that the target's head prefers after it."""
+    found, vocabulary = tensors(checkpoints["dspark"]), make_checkpoint.SMALL.vocabulary
+
+    def rows(name):
+        bits = found[name][0].view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(vocabulary, -1)
+
+    after = (np.arange(vocabulary) + make_checkpoint.SUCCESSOR) % vocabulary
+    logits = rows("mtp.1.markov_head.markov_w1.weight") @ rows("mtp.1.markov_head.markov_w2.weight").T
+    assert np.mean(logits.argmax(1) == after) > 0.99
+    head = rows("embed.weight") @ rows("head.weight").T
+    # The successor's row of the head has it at 0.12 of 1: the mean over tokens is a hundred deviations from 0.
+    mean = head[np.arange(vocabulary), after].mean() / head.std()
+    assert mean > 2
+    noise = vocabulary - 1
+    assert abs(head[noise, after[noise]]) < 4 * head.std()
 
 
 @pytest.mark.sglang

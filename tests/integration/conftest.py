@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from helpers import HERE, run
@@ -15,7 +16,7 @@ def checkpoints(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkpoints")
     made = {
         "hybrid": tiny_checkpoint.write(root / "hybrid"),
-        "wide": tiny_checkpoint.write(root / "wide", tiny_checkpoint.Shape(hidden=512, intermediate=2304 // 4)),
+        "wide": tiny_checkpoint.write(root / "wide", replace(tiny_checkpoint.SHAPE, intermediate=2304 // 4)),
     }
     return made
 

@@ -1,0 +1,212 @@
+"""What a DeepSeek-V4 checkpoint says of itself: `config.json`, the tensors of a routed expert, a shard's header.
+
+For the checkpoints that this project writes: those of headers alone, and those of `scripts/` that hold numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("mxfp4", "hybrid-nvfp4", "fp8")  # formats of the target's routed experts
+DRAFTS = ("nextn", "dspark")
+BLOCK = 128  # rows and columns that share a scale of an FP8 matrix
+COMPRESSED = (4, 128)  # tokens per entry in the two kinds of compressed attention
+STAGES = 3  # blocks of a DSpark draft, one for each target layer that it looks at
+_SIZE = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4}
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # tensor name -> dtype and shape, as safetensors writes them
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Formats, widths and counts of a checkpoint; the defaults are DeepSeek-V4-Flash's but for the number of layers.
+
+    Attributes:
+        kind: of `KINDS`; a draft's experts are FP8 in an `fp8` checkpoint and MXFP4 in the others.
+        draft: of `DRAFTS`.
+    """
+
+    kind: str = "mxfp4"
+    draft: str = "nextn"
+    layers: int = 3
+    experts: int = 256
+    hidden: int = 4096
+    intermediate: int = 2048
+    top_k: int = 6
+    heads: int = 64
+    head_dim: int = 512
+    q_rank: int = 1024
+    o_rank: int = 1024
+    o_groups: int = 8
+    index_heads: int = 64
+    index_dim: int = 128
+    vocabulary: int = 129280
+    markov_rank: int = 256
+
+    def __post_init__(self) -> None:
+        for name, known in (("kind", KINDS), ("draft", DRAFTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+
+    @property
+    def draft_kind(self) -> str:
+        """Format of the draft's routed experts."""
+        return "fp8" if self.kind == "fp8" else "mxfp4"
+
+    @property
+    def watched(self) -> list[int]:
+        """Target layers whose hidden states a DSpark draft reads: the last ones."""
+        return list(range(self.layers))[-STAGES:]
+
+    @property
+    def draft_blocks(self) -> int:
+        """Transformer blocks of the draft, `mtp.0` and on."""
+        return len(self.watched) if self.draft == "dspark" else 1
+
+    @property
+    def noise_token(self) -> int:
+        """The id that stands in the places which a DSpark draft has to fill."""
+        return self.vocabulary - 1
+
+    @property
+    def ratios(self) -> list[int]:
+        """Tokens per compressed entry, block by block; 0 is a plain sliding window, as in the draft's."""
+        return [0] + [COMPRESSED[i % 2] for i in range(self.layers - 1)] + [0] * self.draft_blocks
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """`config.json`."""
+    yarn = {"type": "yarn", "rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
+    return {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "torch_dtype": "bfloat16",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "moe_intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_nextn_predict_layers": 1,
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": shape.top_k,
+        "num_hash_layers": 1,
+        "n_hash_layers": 1,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+        "expert_dtype": "fp8" if shape.kind == "fp8" else "fp4",
+        "hidden_act": "silu",
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": 1,
+        "head_dim": shape.head_dim,
+        "q_lora_rank": shape.q_rank,
+        "qk_rope_head_dim": 64,
+        "o_lora_rank": shape.o_rank,
+        "o_groups": shape.o_groups,
+        "index_head_dim": shape.index_dim,
+        "index_n_heads": shape.index_heads,
+        "index_topk": 512,
+        "sliding_window": 128,
+        "compress_ratios": shape.ratios,
+        "compress_rope_theta": 160000.0,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 65536,
+        "rope_scaling": yarn | {"beta_fast": 32, "beta_slow": 1},
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "rms_norm_eps": 1e-6,
+        "initializer_range": 0.02,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "quantization_config": _quantization(shape),
+    } | (_dspark(shape) if shape.draft == "dspark" else {})
+
+
+def _quantization(shape: Shape) -> dict[str, Any]:
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+    fp8 |= {"scale_fmt": "ue8m0", "weight_block_size": [BLOCK, BLOCK]}
+    if shape.kind != "hybrid-nvfp4":
+        return fp8
+    return fp8 | {
+        "quant_algo": "MIXED_PRECISION",
+        "moe_quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["mtp.*"],
+    }
+
+
+def _dspark(shape: Shape) -> dict[str, Any]:
+    """The keys by which SGLang knows that `mtp.*` is a DSpark draft."""
+    return {
+        "dspark_block_size": 5,
+        "dspark_markov_rank": shape.markov_rank,
+        "dspark_noise_token_id": shape.noise_token,
+        "dspark_target_layer_ids": shape.watched,
+    }
+
+
+def expert_matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a routed expert's three matrices: gate, down, up."""
+    up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    return {"w1": up, "w2": down, "w3": up}
+
+
+def matrix(kind: str, rows: int, columns: int) -> Layout:
+    """The tensors of one of an expert's matrices in a format of `KINDS`."""
+    if kind == "fp8":
+        blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+        return {"weight": ("F8_E4M3", (rows, columns)), "scale": ("F8_E8M0", blocks)}
+    packed = (rows, columns // 2)
+    if kind == "mxfp4":
+        return {"weight": ("I8", packed), "scale": ("F8_E8M0", (rows, columns // 32))}
+    scalars: Layout = dict.fromkeys(("weight_scale_2", "input_scale"), ("F32", ()))
+    return {"weight": ("U8", packed), "weight_scale": ("F8_E4M3", (rows, columns // 16))} | scalars
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Size of a tensor's data."""
+    return math.prod(shape) * _SIZE[dtype]
+
+
+def header(layout: Layout) -> bytes:
+    """What stands in a shard before the data of its tensors, which follow in this order without a gap."""
+    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape) in layout.items():
+        end = at + nbytes(dtype, shape)
+        document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def files(directory: Path, count: int) -> list[Path]:
+    """Where a checkpoint's shards go."""
+    return [directory / f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def describe(directory: Path, shape: Shape, layouts: Iterable[Layout]) -> None:
+    """Write the index of the shards, and `config.json` last: where it is, the checkpoint is whole."""
+    shards = list(layouts)
+    weight_map: dict[str, str] = {}
+    for file, layout in zip(files(directory, len(shards)), shards, strict=True):
+        weight_map |= dict.fromkeys(layout, file.name)
+    total = sum(nbytes(*entry) for layout in shards for entry in layout.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "config.json").write_text(json.dumps(config(shape), indent=1))
