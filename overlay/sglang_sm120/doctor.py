@@ -5,18 +5,17 @@ Reads distributions, files and NVML; imports neither torch nor SGLang.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import __version__, gpu, machine, patching, plugin, releases, settings
+from sglang_sm120 import __version__, conflicts, gpu, jit_caches, machine, patching, plugin, releases, settings
+from sglang_sm120.conflicts import GROUP, NAME
 from sglang_sm120.patches import PATCHES
 
 PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "transformers", "nvidia-ml-py")
-GROUP, NAME = "sglang.srt.plugins", "sm120"
 
 
 def examine() -> dict[str, Any]:
@@ -29,8 +28,11 @@ def examine() -> dict[str, Any]:
         "gpu": None,
         "settings": {},
         "plugins": sorted(f"{e.name} ({e.dist.name if e.dist else 'unknown'})" for e in entry_points(group=GROUP)),
+        "other_plugins": [],
         "patches": [],
         "machine": None,
+        "tables": [],
+        "caches": [],
         "hints": [],
         "warnings": [],
         "errors": [],
@@ -43,15 +45,27 @@ def examine() -> dict[str, Any]:
         if found.mixed:
             document["warnings"].append("the visible GPUs differ; name equal ones in CUDA_VISIBLE_DEVICES")
     _patches(document, chosen, found)
-    _shadows(document)
     document["machine"] = machine.cards()
     document["hints"] = machine.hints(document["machine"])
-    for lock in machine.stale_locks():
-        document["warnings"].append(
-            f"{lock} is older than an hour: a killed compile left it, and the next one waits for it"
-        )
-        document["hints"].append(f"when no SGLang is starting, remove it: rm {lock}")
+    document["other_plugins"] = _add(document, conflicts.other_plugins(PATCHES))
+    document["tables"] = _add(document, conflicts.tables(machine.identity(document["machine"])))
+    _add(document, conflicts.shadows())
+    _caches(document)
     return document
+
+
+def _add(document: dict[str, Any], found: conflicts.Found) -> list[dict[str, Any]]:
+    document["warnings"] += found.warnings
+    document["hints"] += found.hints
+    return found.rows
+
+
+def _caches(document: dict[str, Any]) -> None:
+    for leftover in jit_caches.leftovers():
+        document["caches"].append(asdict(leftover))
+        document["hints"].append(leftover.remedy)
+        if leftover.blocks:
+            document["warnings"].append(leftover.says)
 
 
 def _version(name: str) -> str | None:
@@ -109,22 +123,8 @@ def _filtered_out() -> str | None:
     return None
 
 
-def _shadows(document: dict[str, Any]) -> None:
-    """Folders in the working directory that Python would import instead of the installed packages."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        document["warnings"].append("the working directory was removed; start SGLang from another directory")
-        return
-    for name in ("sglang", "kernels"):
-        folder = here / name
-        if (folder / "__init__.py").is_file():
-            spec = importlib.util.find_spec(name)
-            where = Path(spec.origin).parent if spec and spec.origin else None
-            if where != folder:
-                document["warnings"].append(
-                    f"{folder} can shadow the installed {name}; start SGLang from another directory"
-                )
+def _table(table: dict[str, Any]) -> str:
+    return f"{table['path']}: {'used by launches here' if table['used'] else 'not used here: ' + table['problem']}"
 
 
 def _card(card: dict[str, Any]) -> str:
@@ -143,8 +143,11 @@ def render(document: dict[str, Any], with_hints: bool = False) -> str:
         lines.append(f"driver  {document['machine']['driver']}")
         lines += [f"card    {_card(c)}" for c in document["machine"]["cards"]]
     lines += [f"plugin  {name}" for name in document["plugins"]]
+    lines += [f"plugin  {p['name']}: {p['says']}" for p in document["other_plugins"] if p["says"]]
     lines += [f"setting {name}={value}" for name, value in document["settings"].items()]
     lines += [f"patch   {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
+    lines += [f"tiles   {_table(t)}" for t in document["tables"]]
+    lines += [f"cache   {c['says']}" for c in document["caches"] if not c["blocks"]]
     lines += [f"warning {w}" for w in document["warnings"]]
     lines += [f"ERROR   {e}" for e in document["errors"]]
     if with_hints:

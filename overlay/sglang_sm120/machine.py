@@ -1,24 +1,16 @@
-"""What `doctor` reads of the machine: GPUs, their links, the driver, and caches that a killed compile left locked."""
+"""What `doctor` reads of the machine: GPUs, their links, and the driver."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sglang_sm120 import gpu
+from sglang_sm120.tile_tables import Machine
 
 GIB = 2**30
-LOCK_AGE_S = 3600  # the longest single compile seen (SGLang's Marlin MoE module on one core) takes 400 s
-# Directories in which SGLang's stack compiles at first use, and the variable that moves each.
-CACHES = {
-    "TRITON_CACHE_DIR": "~/.triton/cache",
-    "FLASHINFER_WORKSPACE_BASE": "~/.cache/flashinfer",
-    "TVM_FFI_CACHE_DIR": "~/.cache/tvm-ffi",
-    "TORCH_EXTENSIONS_DIR": "~/.cache/torch_extensions",
-}
+CORES_AN_SM = 128  # of compute capability 8.6 and later
 
 
 def cards() -> dict[str, Any] | None:
@@ -39,6 +31,7 @@ def _card(pynvml: Any, handle: Any) -> dict[str, Any]:
         "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1),
         "pcie_generation": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
         "pcie_width": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        "sms": lambda: pynvml.nvmlDeviceGetNumGpuCores(handle) // CORES_AN_SM,
         "power_limit_w": lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000,
     }
     card: dict[str, Any] = {"name": gpu.text(pynvml.nvmlDeviceGetName(handle)), "arch": f"sm{major}{minor}"}
@@ -61,19 +54,15 @@ def _nvlinks(pynvml: Any, handle: Any) -> int:
     return active
 
 
-def stale_locks() -> list[str]:
-    """Lock files in the JIT caches that no compile can still hold; a waiting process would wait for ever."""
-    found = []
-    for variable, default in CACHES.items():
-        root = Path(os.environ.get(variable) or default).expanduser()
-        if not root.is_dir():
-            continue
-        for path in (p for pattern in ("**/lock", "**/*.lock") for p in root.glob(pattern)):
-            # An flock leaves its (empty) file behind by design; only torch's `lock` means "held" by existing.
-            held = path.name == "lock" and variable == "TORCH_EXTENSIONS_DIR"
-            if held and time.time() - path.stat().st_mtime > LOCK_AGE_S:
-                found.append(str(path))
-    return sorted(set(found))
+def identity(machine: dict[str, Any] | None) -> Machine | None:
+    """What a tile table of the first card is keyed by; None without a card, or without Triton."""
+    first = machine["cards"][0] if machine and machine["cards"] else None
+    if first is None or first["sms"] is None:
+        return None
+    try:
+        return Machine(first["name"], first["sms"], version("triton"))
+    except PackageNotFoundError:
+        return None
 
 
 def hints(machine: dict[str, Any] | None) -> list[str]:

@@ -1,7 +1,8 @@
 """`sglang-sm120 selftest`: the kernel against the float64 oracle on this machine; on a GPU also its time and the floor.
 
 The floor is the bytes that must move (weights and scales of the experts hit, activations in and out) over the copy
-bandwidth measured in the same run; no kernel can be faster while its weights come from DRAM.
+bandwidth measured in the same run; no kernel can be faster while its weights come from DRAM. For cards that
+`speed_model` knows, its figure stands beside the measured one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sglang_sm120 import __version__, gpu
+from sglang_sm120 import __version__, gpu, gpu_timing, speed_model
 
 SCHEMA = 1
 # Two bf16 roundings (2^-9/sqrt(3) relative each at most) of intermediate and route, and one of the sum; for mxfp8 two
 # e4m3 roundings (2^-4/sqrt(3) each at most, in the mean about half of that) on top.
 BOUNDS = {"bf16": 3e-3, "mxfp8": 8e-2}
-FLUSH_BYTES = 512 * 2**20  # above twice the L2 of any card (RTX PRO 6000: 128 MiB)
 
 
 @dataclass(frozen=True)
@@ -175,16 +175,19 @@ def _time_all(document: dict[str, Any], cases: list[Case], progress: Callable[[s
 
     progress("measuring the copy bandwidth")
     bandwidth = _copy_bandwidth()
-    document["copy_bytes_per_s"] = bandwidth
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    device = document["device"]
+    card = speed_model.card_of(device["name"], device["multiprocessors"])
+    document |= {"copy_bytes_per_s": bandwidth, "l2_flush": "read"}
+    document["model"] = {"card": card, "measured": False, "label": speed_model.LABEL} if card else None
+    flush = gpu_timing.Flush()
     for case in cases:
         progress(f"timing {case}")
-        document["timing"] += _time_case(case, bandwidth, flush)
+        document["timing"] += _time_case(case, bandwidth, flush, card)
         torch.cuda.empty_cache()
 
 
-def _time_case(case: Case, bandwidth: float, flush: Any) -> list[dict[str, Any]]:
-    """A row for each activation mode."""
+def _time_case(case: Case, bandwidth: float, flush: Callable[[], None], card: str | None) -> list[dict[str, Any]]:
+    """A row for each activation mode; `model` holds the model's terms where the card is known."""
     from sglang_sm120.kernels.sm120 import mxfp4_moe
 
     weights, x, ids, probabilities = _layer(case, "cuda")
@@ -195,11 +198,16 @@ def _time_case(case: Case, bandwidth: float, flush: Any) -> list[dict[str, Any]]
     for activation in BOUNDS:
         call = partial(mxfp4_moe.mxfp4_moe, x, prepared, ids, probabilities, activation=activation)
         samples = _time(call, flush)
-        rows.append(
-            {"activation": activation, **asdict(case), "experts_hit": hit, "bytes": moved}
-            | {"floor_us": moved / bandwidth * 1e6, "median_us": statistics.median(samples), "samples_us": samples}
-        )
+        row = {"activation": activation, **asdict(case), "experts_hit": hit, "bytes": moved}
+        row |= {"floor_us": moved / bandwidth * 1e6, "median_us": statistics.median(samples), "samples_us": samples}
+        rows.append(row | ({"model": model_of(case, activation, hit, card)} if card else {}))
     return rows
+
+
+def model_of(case: Case, activation: str, hit: int, card: str) -> dict[str, float]:
+    """The model's terms for a case on a card."""
+    layer = case.experts, case.hidden, case.inter, case.top_k
+    return speed_model.times(card, layer, case.tokens, activation, hit).document()
 
 
 def _copy_bandwidth() -> float:
@@ -208,62 +216,49 @@ def _copy_bandwidth() -> float:
 
     source = torch.randint(0, 255, (2 * 2**30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    samples = _events(lambda: target.copy_(source), lambda: None, 10)
+    samples = gpu_timing.times_us([lambda: target.copy_(source)] * 13, lambda: None)[3:]
     return 2 * source.numel() / (statistics.median(samples) * 1e-6)
 
 
-def _time(call: Callable[[], Any], flush: Any, repeats: int = 25) -> list[float]:
-    """Microseconds of a CUDA-graph replay with cold L2. The flush also hides the launch of the graph behind it."""
-    import torch
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return _events(graph.replay, flush.zero_, repeats)
-
-
-def _events(call: Callable[[], Any], before: Callable[[], Any], repeats: int) -> list[float]:
-    import torch
-
-    pairs = []
-    for _ in range(repeats + 3):
-        before()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        pairs.append((begin, end))
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) * 1e3 for begin, end in pairs[3:]]
+def _time(call: Callable[[], Any], flush: Callable[[], None], repeats: int = 25) -> list[float]:
+    """Microseconds of a CUDA-graph replay with cold L2."""
+    graph = gpu_timing.captured(call)
+    return gpu_timing.times_us([graph.replay] * (repeats + 3), flush)[3:]
 
 
 def render(document: dict[str, Any]) -> str:
-    """A compact table."""
+    """A compact table, at most 60 columns wide."""
     device = document["device"]
-    lines = [f"sglang-sm120 selftest on {device['name']} ({device['type']}), " + _line(document["versions"])]
+    lines = [f"sglang-sm120 selftest on {device['name']} ({device['type']})", _line(document["versions"])]
     for row in document["correctness"]:
         verdict = "ok" if row["ok"] and row["repeats_bits"] else "WRONG"
-        error = f"error {row['error']:.1e} (<= {row['bound']:.0e})"
-        lines.append(f"  {verdict:<6} {row['case']:<34} {row['activation']:<6} {error}")
-    if document["timing"]:
-        bandwidth = document["copy_bytes_per_s"] / 1e12
-        lines.append(f"copy bandwidth {bandwidth:.2f} TB/s; cold L2, CUDA graph, median of samples")
-        lines.append(f"  {'I':>5} {'T':>5} {'mode':<6} {'floor us':>9} {'us':>9} {'of floor':>9}")
-    for row in document["timing"]:
-        share = row["floor_us"] / row["median_us"]
         lines.append(
-            f"  {row['inter']:>5} {row['tokens']:>5} {row['activation']:<6} {row['floor_us']:>9.1f} "
-            f"{row['median_us']:>9.1f} {share:>9.2f}"
+            f"  {verdict:<5} {row['case']:<28} {row['activation']:<5} {row['error']:.1e} <= {row['bound']:.0e}"
         )
+    if document["timing"]:
+        lines += _timing(document)
     lines += [f"ERROR {e}" for e in document["errors"]]
     right, wrong = "The kernel is right on this machine.", "The kernel is WRONG here; please report this output."
     lines.append(wrong if document["errors"] else right)
     return "\n".join(lines)
+
+
+def _timing(document: dict[str, Any]) -> list[str]:
+    """Measured beside the floor, and beside the model where there is one."""
+    model = document.get("model")
+    lines = [
+        f"Copy bandwidth {document['copy_bytes_per_s'] / 1e12:.2f} TB/s; times in us: cold L2, CUDA graph, medians.",
+        f"model: {model['card']}, {model['label']}." if model else "No model of this card, so no model column.",
+        f"  {'I':>5} {'T':>5} {'mode':<5} {'floor':>8}{' ' + format('model', '>8') if model else ''} {'measured':>8} "
+        f"{'of floor':>8}",
+    ]
+    for row in document["timing"]:
+        modelled = f" {row['model']['model_us']:>8.1f}" if model else ""
+        lines.append(
+            f"  {row['inter']:>5} {row['tokens']:>5} {row['activation']:<5} {row['floor_us']:>8.1f}{modelled} "
+            f"{row['median_us']:>8.1f} {row['floor_us'] / row['median_us']:>8.2f}"
+        )
+    return lines
 
 
 def _line(versions: dict[str, str]) -> str:

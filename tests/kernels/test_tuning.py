@@ -1,67 +1,28 @@
-"""Tile tables: the search, and that a stale or broken file is reported and ignored."""
+"""What a tile table changes in a launch, and the search that fills one."""
 
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import torch
 import triton
 
+from sglang_sm120 import gpu_timing, tile_search, tile_tables
+from sglang_sm120.kernels.sm120 import mxfp4_moe
 from sglang_sm120.kernels.sm120.mxfp4_moe import schedule, tuning
 from sglang_sm120.kernels.sm120.mxfp4_moe.schedule import Tile, Work
+from sglang_sm120.tile_search import Comparison, GpuTimer, Search
+from sglang_sm120.tile_tables import Machine, Shape, Table
 
-SHAPE = tuning.Shape(256, 4096, 1024, 6)
+SHAPE = Shape(256, 4096, 1024, 6)
+HERE = Machine("A", 188, triton.__version__)
 GOOD = {
     "experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tokens": 4, "us": 1.0, "default_us": 2.0,
     "gate_up": [32, 8, 3, 1], "down": [64, 8, 2, 1],
 }  # fmt: skip
-
-
-def table(**changes):
-    return {"schema": 1, "gpu": "A", "sms": 188, "triton": triton.__version__, "entries": [GOOD]} | changes
-
-
-def saved(tmp_path, data):
-    path = tmp_path / "tiles.json"
-    path.write_text(data if isinstance(data, str) else json.dumps(data))
-    return path
-
-
-def test_a_table_is_read(tmp_path):
-    entries = tuning.read(saved(tmp_path, table()), "A", 188)
-    assert entries == {(SHAPE, 4): (Tile(32, 8, 3, 1), Tile(64, 8, 2, 1))}
-
-
-BROKEN = {
-    "not JSON": "{",
-    "schema": table(schema=2),
-    "another GPU": table(gpu="B"),
-    "another SM count": table(sms=170),
-    "another Triton": table(triton="2.0.0"),
-    "no entries": table(entries=None),
-    "missing field": table(entries=[{k: v for k, v in GOOD.items() if k != "down"}]),
-    "not a number": table(entries=[GOOD | {"hidden": "4096"}]),
-    "a tile that is no candidate": table(entries=[GOOD | {"gate_up": [128, 8, 3, 1]}]),
-    "two widths": table(entries=[GOOD | {"down": [32, 16, 3, 1]}]),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_or_stale_table_says_why(tmp_path, name):
-    with pytest.raises(ValueError, match=r"\w"):
-        tuning.read(saved(tmp_path, BROKEN[name]), "A", 188)
-
-
-def test_a_broken_table_is_reported_and_ignored(tmp_path, monkeypatch, caplog):
-    path = saved(tmp_path, "{")
-    monkeypatch.setattr(tuning, "default_path", lambda device: path)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A")
-    monkeypatch.setattr(schedule, "sm_count", lambda device: 188)
-    tuning.table.cache_clear()
-    assert tuning.table(torch.device("cuda", 0)) == {}
-    assert str(path) in caplog.text
-    tuning.table.cache_clear()
+TABLE = {"schema": 1, "gpu": "A", "sms": 188, "triton": triton.__version__, "entries": [GOOD]}
 
 
 def test_tiles_take_the_place_of_the_default_where_they_may():
@@ -77,63 +38,282 @@ def test_tiles_take_the_place_of_the_default_where_they_may():
     assert tuning._with_tiles(schedule.plan(rounded, 188, False), rounded, tiles) == schedule.plan(rounded, 188, False)
 
 
-def test_the_search_keeps_the_fastest_and_resumes(tmp_path):
-    want = Tile(64, 8, 2, 1), Tile(32, 8, 4, 1)
-    asked = []
-
-    def timer(shape, tokens, tiles):
-        asked.append(tokens)
-        if tiles is None:
-            return 100.0
-        if tiles[0] == Tile(32, 8, 2, 1):
-            return None  # other bits: must not win although it would be fastest
-        return 90.0 - 20 * (tiles[0] == want[0]) - 5 * (tiles[1] == want[1])
-
-    path = tmp_path / "tiles.json"
-    first = tuning.search([SHAPE], [1, 2], 60, timer, found=lambda e, i, n: tuning.write(path, "A", 188, e))
-    assert [e["tokens"] for e in first] == [1, 2]
-    assert tuning.read(path, "A", 188)[SHAPE, 2] == want
-    asked.clear()
-    again = tuning.search([SHAPE], [1, 2, 4], 60, timer, done=first)
-    assert set(asked) == {4}
-    assert len(again) == 3
-    assert tuning.search([SHAPE], [1], 60, lambda s, t, tiles: 100.0) == []  # nothing is faster than the default
-    assert tuning.search([SHAPE], [1], -1, timer) == []  # no time
-
-
-@pytest.mark.gpu
-def test_every_candidate_gives_the_same_bits(device):
-    timer = tuning.GpuTimer(torch.device(device, 0))
-    shape = tuning.Shape(16, 1024, 288, 4)
-    for tokens in (1, 40):
-        assert timer(shape, tokens, None)
-        for tile in tuning.CANDIDATES:
-            assert timer(shape, tokens, (tile, tile)) is not None
-
-
 @pytest.fixture
 def pretend_gpu(monkeypatch, tmp_path):
-    """A CUDA device that only has a name, a size and a place for its table."""
-    path = tmp_path / "tiles.json"
-    monkeypatch.setattr(tuning, "default_path", lambda device: path)
+    """A CUDA device that only has a name and a size; the home where its table would be."""
+    monkeypatch.setenv("SGLANG_SM120_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A")
     monkeypatch.setattr(schedule, "sm_count", lambda device: 188)
     monkeypatch.setattr(schedule, "is_sm90", lambda device: False)
     caches = (tuning.table, tuning._plan)
     for cache in caches:
         cache.cache_clear()
-    yield path
+    yield tmp_path
     for cache in caches:
         cache.cache_clear()
 
 
+DEVICE = torch.device("cuda", 0)
+
+
 def test_a_device_without_a_table_has_the_default_plan(pretend_gpu):
     work = Work(3, 6, 256, 4096, 1024)
-    assert tuning.plan(torch.device("cuda", 0), work) == schedule.plan(work, 188, False)
+    assert tuning.plan(DEVICE, work) == schedule.plan(work, 188, False)
 
 
 def test_a_table_serves_token_counts_up_to_its_own(pretend_gpu):
-    pretend_gpu.write_text(json.dumps(table()))
-    tiles = {t: tuning.plan(torch.device("cuda", 0), Work(t, 6, 256, 4096, 1024)).down for t in (2, 3, 4, 5)}
+    (pretend_gpu / HERE.file_name).write_text(json.dumps(TABLE))
+    tiles = {t: tuning.plan(DEVICE, Work(t, 6, 256, 4096, 1024)).down for t in (2, 3, 4, 5)}
     assert tiles[3] == tiles[4] == Tile(64, 8, 2, 1)
     assert Tile(64, 8, 2, 1) not in (tiles[2], tiles[5])
+
+
+def test_while_a_search_runs_the_default_is_the_default(pretend_gpu):
+    """Else tiles would be compared with those that an earlier search found."""
+    (pretend_gpu / HERE.file_name).write_text(json.dumps(TABLE))
+    work = Work(4, 6, 256, 4096, 1024)
+    with tuning.trying(None):
+        assert tuning.plan(DEVICE, work) == schedule.plan(work, 188, False)
+    assert tuning.plan(DEVICE, work).down == Tile(64, 8, 2, 1)
+
+
+def test_a_broken_table_is_reported_and_ignored(pretend_gpu, caplog):
+    path = pretend_gpu / HERE.file_name
+    path.write_text("{")
+    assert tuning.table(DEVICE) == {}
+    assert str(path) in caplog.text
+    assert "not JSON" in caplog.text
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", "/dev/null"])
+def test_a_home_that_cannot_be_read_costs_no_launch(pretend_gpu, monkeypatch, home):
+    monkeypatch.setenv("SGLANG_SM120_HOME", home)
+    assert tuning.table(DEVICE) == {}
+
+
+def test_no_home_costs_no_launch(pretend_gpu, monkeypatch, caplog):
+    monkeypatch.delenv("SGLANG_SM120_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert tuning.table(DEVICE) == {}
+    assert "HOME" in caplog.text
+
+
+WANT = Tile(64, 8, 2, 1), Tile(32, 8, 4, 1)
+
+
+class FakeGpu:
+    """Times that wander: each comparison's ratio is off by up to `noise`, and the clock ticks."""
+
+    def __init__(self, gain=0.3, noise=0.02, slow=0.0):
+        self.gain, self.noise, self.slow = gain, noise, slow
+        self.random, self.now, self.asked = random.Random(0), 0.0, []
+
+    def clock(self):
+        return self.now
+
+    def __call__(self, shape, tokens, tiles, rounds):
+        self.now += 1
+        self.asked.append((tokens, tiles, rounds))
+        if tiles and tiles[0] == Tile(32, 8, 2, 1):
+            return None  # other bits: must not win although it would be fastest
+        ratio = 1.0
+        if tiles:
+            ratio = 1 + self.slow - self.gain * ((tiles[0] == WANT[0]) + 0.2 * (tiles[1] == WANT[1]))
+        ratio *= 1 + self.random.uniform(-self.noise, self.noise)
+        return Comparison(100 * ratio, 100, ratio)
+
+
+def searched(timer, points, table=None, seconds=1e9, **more):
+    search = Search(timer, "uniform", seconds, clock=timer.clock, **more)
+    return search.run(table or Table(HERE), points)
+
+
+def test_the_search_keeps_the_fastest_and_resumes(tmp_path):
+    timer, path = FakeGpu(), tmp_path / "tiles.json"
+    table, complete = searched(
+        timer, [(SHAPE, 1), (SHAPE, 2)], save=lambda table: tile_tables.write(path, table)
+    )  # fmt: skip
+    assert complete
+    (entry, _) = tile_tables.read(path, HERE).entries
+    assert tile_tables.read(path, HERE).tiles()[SHAPE, 1] == ((64, 8, 2, 1), (32, 8, 4, 1))
+    assert entry["us"] < entry["default_us"]
+    assert 0 < entry["noise"] <= 0.02
+    timer.asked.clear()
+    again, _ = searched(timer, [(SHAPE, 1), (SHAPE, 2), (SHAPE, 4)], table)
+    assert {tokens for tokens, _, _ in timer.asked} == {4}
+    assert len(again.entries) == 3
+
+
+def test_noise_is_no_gain():
+    """Eighteen and more candidates that are all as fast as the default: the luckiest must not get into the table."""
+    timer = FakeGpu(gain=0.0, noise=0.05)
+    points = [(Shape(256, 4096, 1024 + 32 * i, 6), 4) for i in range(20)]
+    table, _ = searched(timer, points)
+    assert len(table.kept) >= 19
+    assert all(row["noise"] > 0.01 for row in table.kept)
+    timer.asked.clear()
+    searched(timer, points[:1], table)
+    assert timer.asked == []  # what was settled is not measured again
+
+
+def test_a_gain_within_the_noise_is_none_and_the_same_gain_without_noise_is_one():
+    gain = {"gain": 0.03}
+    assert len(searched(FakeGpu(**gain, noise=0.1), [(SHAPE, 4)])[0].entries) == 0
+    assert len(searched(FakeGpu(**gain, noise=0.001), [(SHAPE, 4)])[0].entries) == 1
+
+
+def test_the_time_ends_the_search_and_drops_no_finished_point():
+    timer = FakeGpu()
+    table, complete = searched(timer, [(SHAPE, t) for t in (1, 2, 4)], seconds=50)
+    assert not complete
+    assert timer.now <= 52
+    assert [row["tokens"] for row in table.entries] == [1, 2]
+
+
+def test_an_interruption_keeps_what_was_saved():
+    timer, saved = FakeGpu(), []
+
+    def interrupt(progress):
+        if progress.done == 1 and progress.share > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        searched(timer, [(SHAPE, 1), (SHAPE, 2)], save=saved.append, progress=interrupt)
+    assert [row["tokens"] for row in saved[-1].entries] == [1]
+
+
+def test_wide_groups_are_tried_where_an_expert_has_the_routes_for_them():
+    assert {c.tokens for c in tile_search._candidates(SHAPE, 256)} == {8}
+    assert {c.tokens for c in tile_search._candidates(SHAPE, 512)} == {8, 16, 32}
+
+
+class Graphs:
+    """torch.cuda as far as a timer needs it, on a CPU: graphs run their call, and time is what the test says."""
+
+    def __init__(self, monkeypatch, real=False):
+        self.log, self.now, self.cost = [], 0.0, lambda: 1.0
+        outer = self
+
+        class Graph:
+            def __init__(self):
+                outer.log.append("captured")
+
+            def replay(self):
+                outer.log.append(id(self))
+                outer.now += outer.cost()
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = outer.now
+
+            def elapsed_time(self, other):
+                return other.at - self.at
+
+        class Nothing:
+            def __init__(self, *args):
+                pass
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *args):
+                return None
+
+            def wait_stream(self, other):
+                pass
+
+            def synchronize(self):
+                pass
+
+        for name, value in {"CUDAGraph": Graph, "Event": Event, "graph": Nothing, "Stream": Nothing}.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "stream", Nothing)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(gpu_timing, "FLUSH_BYTES", 64)
+        if not real:
+            monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", lambda x, *_args, out: out.copy_(x))
+        flush = gpu_timing.Flush.__call__
+        monkeypatch.setattr(gpu_timing.Flush, "__call__", lambda it: (self.log.append("flush"), flush(it))[1])
+
+
+SMALL = Shape(4, 64, 32, 2)
+
+
+def test_the_timer_flushes_before_each_call_and_lets_both_take_turns(monkeypatch):
+    gpu = Graphs(monkeypatch)
+    timer = GpuTimer(torch.device("cpu"))
+    assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 3) == Comparison(1000.0, 1000.0, 1.0)
+    ran = [entry for entry in gpu.log if entry != "captured"]
+    assert ran[::2] == ["flush"] * (len(ran) // 2)
+    replays = ran[1::2]
+    assert len(replays) == 2 * (3 + 1) * tile_search.DRAWS
+    assert len(set(replays)) == 2 * tile_search.DRAWS  # each draw of each contestant has a graph of its own
+    pairs = list(zip(replays[::2], replays[1::2], strict=True))
+    assert len(set(pairs)) == 2 * tile_search.DRAWS  # and who begins changes, draw by draw
+    assert all((b, a) in pairs for a, b in pairs)
+
+
+def test_each_draw_has_its_own_experts_and_speculative_tokens_share_theirs():
+    shape = Shape(64, 64, 32, 6)
+    uniform, speculative = (GpuTimer.__new__(GpuTimer) for _ in range(2))
+    for timer, routing in ((uniform, "uniform"), (speculative, "speculative")):
+        timer.device, timer.routing = torch.device("cpu"), routing
+    ids = [uniform._case(shape, 8, seed)[1] for seed in range(tile_search.DRAWS)]
+    assert len({tuple(i.flatten().tolist()) for i in ids}) == tile_search.DRAWS
+    hit = [sum(t._case(shape, 8, s)[1].unique().numel() for s in range(8)) for t in (uniform, speculative)]
+    assert hit[1] < 0.8 * hit[0]
+
+
+def test_a_drifting_clock_is_no_gain(monkeypatch):
+    """The GPU slows down by half during a comparison; the neighbours' ratio does not see it."""
+    gpu = Graphs(monkeypatch)
+    gpu.cost = lambda: 1.0 + len(gpu.log) / 200
+    found = GpuTimer(torch.device("cpu"))(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 10)
+    assert abs(found.ratio - 1) < 0.02
+
+
+def test_tiles_that_do_not_fit_or_change_a_bit_are_left_out(monkeypatch):
+    Graphs(monkeypatch, real=True)
+    monkeypatch.setattr(tile_search, "DRAWS", 1)
+    timer = GpuTimer(torch.device("cpu"))
+    assert timer(SMALL, 2, None, 1)
+    real = mxfp4_moe.mxfp4_moe
+
+    def spoilt(*args, out, **more):
+        real(*args, out=out, **more)
+        out[0, 0] += 1
+        return out
+
+    monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", spoilt)
+    assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1) is None
+
+    def too_large(*args, **more):
+        raise triton.runtime.errors.OutOfResources(200_000, 101_376, "shared memory")
+
+    monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", too_large)
+    assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1) is None
+
+
+@pytest.mark.gpu
+def test_every_candidate_gives_the_same_bits(device):
+    timer = GpuTimer(torch.device(device, 0))
+    shape = Shape(16, 1024, 288, 4)
+    for tokens in (1, 40):
+        assert timer(shape, tokens, None, 1)
+        for tile in tuning.CANDIDATES:
+            assert timer(shape, tokens, (tile, tile), 1) is not None
+
+
+@pytest.mark.gpu
+def test_a_minute_on_a_gpu_gives_a_table_that_launches_use(device, tmp_path, monkeypatch):
+    from sglang_sm120 import tune
+
+    monkeypatch.setenv("SGLANG_SM120_HOME", str(tmp_path))
+    document = tune.run([Shape(16, 1024, 256, 4)], [1, 16], 1)
+    assert document["complete"]
+    assert len(document["entries"]) + len(document["kept"]) == 2
+    assert tune.check()["errors"] == []

@@ -1,8 +1,6 @@
 """What doctor reads of a machine, on simulated NVML, and what it advises."""
 
-import os
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +35,7 @@ def nvml(monkeypatch):
         nvmlDeviceGetMemoryInfo=lambda h: refuse() if h else SimpleNamespace(total=96 * 2**30),
         nvmlDeviceGetMaxPcieLinkGeneration=lambda h: refuse() if h else 5,
         nvmlDeviceGetMaxPcieLinkWidth=lambda h: refuse() if h else 16,
+        nvmlDeviceGetNumGpuCores=lambda h: refuse() if h else 188 * 128,
         nvmlDeviceGetPowerManagementLimit=lambda h: 600_000,
         nvmlDeviceGetNvLinkState=refuse,
     )
@@ -49,9 +48,12 @@ def test_cards(nvml):
     assert found["driver"] == "580.1"
     first, second = found["cards"]
     assert first == {"name": "NVIDIA RTX PRO 6000", "arch": "sm120", "memory_gib": 96.0, "pcie_generation": 5} | {
-        "pcie_width": 16, "power_limit_w": 600, "nvlinks": 0,
+        "pcie_width": 16, "sms": 188, "power_limit_w": 600, "nvlinks": 0,
     }  # fmt: skip
     assert (second["arch"], second["memory_gib"], second["pcie_width"]) == ("sm121", None, None)
+    here = machine.identity(found)
+    assert (here.gpu, here.sms) == ("NVIDIA RTX PRO 6000", 188)
+    assert machine.identity({"cards": [second]}) is None
 
 
 def test_without_nvml(monkeypatch):
@@ -67,15 +69,3 @@ def test_hints():
     assert machine.hints({"cards": [DESKTOP | {"nvlinks": 4}] * 2}) == []
     assert "less than 16 lanes" in machine.hints({"cards": [DESKTOP, DESKTOP | {"pcie_width": 8}]})[1]
     assert "SGLANG_ENABLE_JIT_DEEPGEMM=0" in machine.hints({"cards": [DESKTOP | {"arch": "sm121"}]})[0]
-
-
-def test_only_old_locks_that_mean_held(tmp_path, monkeypatch):
-    for variable in machine.CACHES:
-        monkeypatch.setenv(variable, str(tmp_path / variable / "torch_extensions"))
-    root = tmp_path / "TORCH_EXTENSIONS_DIR" / "torch_extensions" / "py312" / "marlin"
-    root.mkdir(parents=True)
-    (root / "lock").write_text("")
-    assert machine.stale_locks() == []
-    old = time.time() - 2 * machine.LOCK_AGE_S
-    os.utime(root / "lock", (old, old))
-    assert machine.stale_locks() == [str(root / "lock")]

@@ -1,0 +1,61 @@
+"""Text for a terminal of any width and encoding, or for a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+
+NARROWEST = 40  # below this, wrapping helps nobody
+_LABEL = re.compile(r"\S+(?: \([^)]*\))?\s{2,}|(?:warning|setting|missing) ")
+
+
+def prepare() -> None:
+    """Make stdout and stderr safe to print to: there, even if closed, and never failing on a character."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: the exit status is all that is wanted
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
+
+
+class OutputError(OSError):
+    """What was to be printed cannot be written."""
+
+
+def show(text: str, columns: int | None) -> None:
+    """Print in lines of at most `columns` (None: as they are). A reader that has seen enough (`head`) is no error.
+
+    Raises:
+        OutputError: a full disk behind stdout.
+    """
+    try:
+        print(wrapped(text, columns))
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not fail once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise OutputError(f"cannot write the answer: {error.strerror}") from error
+
+
+def width() -> int | None:
+    """Columns of the terminal; None for a pipe or file, whose readers want whole lines."""
+    return max(NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, columns: int | None) -> str:
+    """Lines of at most `columns`, cut at spaces, the rest indented under the text that follows a line's label."""
+    if columns is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        label = _LABEL.match(line)
+        indent = " " * (label.end() if label and label.end() < columns // 2 else 4)
+        wrap = textwrap.TextWrapper(columns, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+        lines += wrap.wrap(line) if len(line) > columns else [line]
+    return "\n".join(lines)
