@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "compat"))
 
 import cache  # noqa: E402
 
-from sglang_sm120 import contracts, releases  # noqa: E402
+from sglang_sm120 import contracts, definitions, releases  # noqa: E402
 from sglang_sm120.contracts import Target  # noqa: E402
 from sglang_sm120.patches import PATCHES  # noqa: E402
 
@@ -63,13 +63,7 @@ class Tree:
         files = [f for f in (path.with_suffix(".py"), path / "__init__.py") if f.is_file()]
         if not files:
             return None
-        node: ast.Module | contracts.Definition = ast.parse(files[0].read_text(encoding="utf-8"))
-        for part in qualname.split("."):
-            named = [n for n in node.body if isinstance(n, contracts.Definition) and n.name == part]
-            if not named:
-                return None
-            node = named[-1]
-        return node if isinstance(node, contracts.Definition) else None
+        return definitions.find(files[0].read_text(encoding="utf-8"), qualname)
 
     def functions(self, *packages: str) -> Iterator[tuple[str, str]]:
         """(module, name) of the public functions of some packages."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from sglang_sm120 import releases
+from sglang_sm120 import definitions, releases
+from sglang_sm120.definitions import Definition
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _IGNORED_FIELDS = frozenset({"type_comment", "type_params", "kind"})
 
 
@@ -77,15 +77,7 @@ def source_file(module: str) -> Path | None:
 def find(module: str, qualname: str) -> Definition | None:
     """The definition in the installed source; None when the module or the name is gone."""
     path = source_file(module)
-    if path is None:
-        return None
-    node: ast.Module | Definition = _parse(path, path.stat().st_mtime_ns)
-    for part in qualname.split("."):
-        named = [n for n in node.body if isinstance(n, Definition) and n.name == part]
-        if not named:
-            return None
-        node = named[-1]
-    return node if isinstance(node, Definition) else None
+    return None if path is None else definitions.find(_read(path, path.stat().st_mtime_ns), qualname)
 
 
 def has_module(module: str) -> bool:
@@ -109,9 +101,9 @@ def found_fingerprint(target: Target) -> str | None:
     return None if definition is None else fingerprint(definition)
 
 
-@lru_cache(maxsize=16)
-def _parse(path: Path, _mtime: int) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+@lru_cache(maxsize=8)
+def _read(path: Path, _mtime: int) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _normal(node: object) -> str:

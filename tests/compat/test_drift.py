@@ -147,3 +147,13 @@ def test_registering_imports_no_sglang_and_touches_no_gpu(release, ask, release_
     assert answer["stopped"] is None
     assert answer["states"]["mxfp4_nextn"][0] == "applied"
     assert (answer["imported"], answer["cuda"]) == (0, [])
+
+
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.18", NEWEST])
+def test_registering_costs_what_the_targets_cost_and_not_their_files(release, ask, release_tree):
+    """It runs in each of a server's processes. Held against parsing the files, in the same process on the same CPU."""
+    scenario = {"tree": str(release_tree(release)), "arch": "sm120", "env": {}, "cost": True}
+    costs = [a["cost"] for a in ask("register_probe.py", stdin=json.dumps([scenario] * 3), release=release)]
+    assert costs[0]["files"] > 5
+    assert costs[0]["parsed"] < costs[0]["all"] / 5
+    assert min(c["seconds"] / c["all_seconds"] for c in costs) < 0.7

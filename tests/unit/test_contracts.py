@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from sglang_sm120 import contracts
+from sglang_sm120 import contracts, definitions
 from sglang_sm120.contracts import Target
 
 
@@ -74,3 +74,106 @@ def test_a_module_that_is_gone(package, name):
 @pytest.mark.parametrize("name", ["C.gone", "Gone.m", "C.m.deeper"])
 def test_a_name_that_is_gone(package, name):
     assert contracts.found_fingerprint(Target("fakepkg.sub.mod", name, {})) is None
+
+
+LAYOUTS = r'''
+"""A text with
+def f(): no code
+and \""" in it"""
+
+TEXT = r"""
+class C:
+    def m(self): no code
+"""  # a comment with "quotes
+call(
+"""
+def f(): in a bracket
+""",
+)
+if call:
+
+    def f():
+        return "inside a statement"
+
+
+async def f(
+    a=")",
+    b="""
+def g(): no code
+""",
+):
+    return [
+a,
+    ]
+
+
+@first(
+    "x"
+)
+# between
+
+@second
+class C(
+    Base,
+):
+    """Says
+    def m(self): no code
+    """
+
+    value = 1 \
++ 2
+
+    class Inner:
+        def m(self):
+            def n(): return 3
+            return n
+
+    def m(self): return 1  # the first
+
+    @property
+    def m(self):
+
+# a comment that is not indented
+        x = """
+text that is not indented
+"""
+        return x
+
+
+    def last(self): return 'no # comment'
+AFTER = """
+def f(): no code
+class C: no code
+def one(): no code
+"""
+def one(): return 1
+def two(): return 2'''
+
+
+@pytest.mark.parametrize("name", ["f", "C", "C.Inner", "C.Inner.m", "C.m", "C.last", "one", "two"])
+@pytest.mark.parametrize("indent", ["    ", "\t"])
+def test_a_definition_is_found_and_parsed_alone(name, indent, monkeypatch):
+    """In every layout that hides where it begins or ends, what is found is what parsing the whole file finds."""
+    text = LAYOUTS.replace("    ", indent)
+    expected = definitions._walk(ast.parse(text), name.split("."))
+    monkeypatch.setattr(definitions, "_walk", lambda *_: pytest.fail("parsed the whole file"))
+    found = definitions.find(text, name)
+    assert ast.dump(found) == ast.dump(expected)
+
+
+@pytest.mark.parametrize("name", ["g", "n", "C.n", "Inner", "C.f", "f.C", "TEXT", "nowhere"])
+def test_what_is_not_defined_at_that_place_is_not_found(name):
+    assert definitions.find(LAYOUTS, name) is None
+
+
+@pytest.mark.parametrize("seen", [None, "def g(): pass\n", "def f(:\n", "x = 1\n", "def f(): pass\nx = 1\n", "  f()\n"])
+def test_where_the_lines_mislead_the_whole_file_decides(seen, monkeypatch):
+    """Python 3.12 lets an f-string hold its own quotes, which older rules misread."""
+    monkeypatch.setattr(definitions, "_locate", lambda *_: seen)
+    text = "x = 1\ndef f():\n    return 1\n"
+    assert ast.dump(definitions.find(text, "f")) == ast.dump(ast.parse(text).body[1])
+
+
+def test_a_file_that_is_not_python_is_an_error():
+    with pytest.raises(SyntaxError):
+        definitions.find("def f(:\n    return 1\n", "f")
