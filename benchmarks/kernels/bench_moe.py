@@ -25,27 +25,54 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import rehearsal
 import torch
 import triton
 import workload
-from contestants import CLAMP, CONTESTANTS
+from contestants import CLAMP, CONTESTANTS, versions
 
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 
 TOLERANCE = {"ours mxfp8": 8e-2}  # relative L2; two e4m3 roundings cost about 5e-2
 DEFAULT_TOLERANCE = 1e-2  # bf16 intermediates; Marlin's own is 4.7e-3
+CHECKED_TOKENS = 16
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+V4_FLASH = ("v4-flash-tp1", "v4-flash-tp2", "v4-flash-tp4", "v4-flash-tp8")
+Row = tuple[str, str, int]  # shape, routing, tokens
 
 
-def check(name: str, contestant: Any, weights: workload.Weights, top_k: int) -> float:
-    """Relative L2 error of 16 tokens against float64."""
-    experts, _, half = weights[0].shape
-    case = workload.case(16, experts, 2 * half, top_k, seed=99)
-    got = contestant.call(case)().double()
-    want = moe.reference.mxfp4_moe(case[0], *weights, case[1], case[2], swiglu_limit=CLAMP)
-    error = float((got - want).norm() / want.norm())
-    if not error <= TOLERANCE.get(name, DEFAULT_TOLERANCE):
-        raise ValueError(f"relative error {error:.1e}: not timed")
-    return error
+def rows_of(shapes: list[str], routings: list[str], tokens: list[int]) -> list[Row]:
+    return [(s, r, t) for s in shapes for r in routings for t in tokens]
+
+
+PROFILES = {
+    "table": [
+        row
+        for shape in V4_FLASH
+        for row in (
+            *rows_of([shape], ["uniform"], list(TOKENS)),
+            *rows_of([shape], ["speculative", "skewed"], [t for t in TOKENS if t <= 256]),
+        )
+    ],
+    "shapes": rows_of([s for s in workload.SHAPES if s not in V4_FLASH], ["uniform"], [1, 4, 16, 64, 256, 4096]),
+}
+
+
+class Check:
+    """Relative L2 error against float64, of 16 tokens; the float64 result is computed once for a shape."""
+
+    def __init__(self, weights: workload.Weights, top_k: int) -> None:
+        experts, _, half = weights[0].shape
+        self.case = workload.case(CHECKED_TOKENS, experts, 2 * half, top_k, seed=99)
+        self.want = moe.reference.mxfp4_moe(self.case[0], *weights, self.case[1], self.case[2], swiglu_limit=CLAMP)
+
+    def error(self, name: str, contestant: Any) -> float:
+        """Raises ValueError beyond the contestant's tolerance."""
+        got = contestant.call(self.case)().double()
+        error = float((got - self.want).norm() / self.want.norm())
+        if not error <= TOLERANCE.get(name, DEFAULT_TOLERANCE):
+            raise ValueError(f"relative error {error:.1e}: not timed")
+        return error
 
 
 def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], row: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +87,8 @@ def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], row: dict
     return graphs
 
 
-def time_row(shape: str, tokens: int, routing: str, contestants: dict[str, Any], rates: dict[str, float], samples: int):  # type: ignore[no-untyped-def]
+def time_row(key: Row, contestants: dict[str, Any], rates: dict[str, float], samples: int) -> dict[str, Any]:
+    shape, routing, tokens = key
     experts, hidden, inter, top_k = workload.SHAPES[shape]
     calls = workload.calls_for(tokens, top_k) if tokens < 1024 else 2
     cases = [workload.case(tokens, experts, hidden, top_k, routing, seed=i) for i in range(calls)]
@@ -84,15 +112,21 @@ def time_row(shape: str, tokens: int, routing: str, contestants: dict[str, Any],
 
 
 def build(weights: workload.Weights, names: list[str], top_k: int, failed: dict[str, str]) -> tuple[dict, dict]:
-    built, errors = {}, {}
+    """The contestants that built and passed the check, and their errors; `failed` gets why the others did not."""
+    built: dict[str, Any] = {}
+    errors: dict[str, float] = {}
+    shared: dict[str, Any] = {}
+    check = Check(weights, top_k)
     for name in names:
+        if name in failed:
+            continue
         try:
-            contestant = CONTESTANTS[name](weights)
-            errors[name] = check(name, contestant, weights, top_k)
+            contestant = CONTESTANTS[name].make(weights, shared)
+            errors[name] = check.error(name, contestant)
             built[name] = contestant
         except Exception as error:  # noqa: BLE001 - as above
             where = traceback.extract_tb(error.__traceback__)[-1]
-            failed[name] = f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"[:200]
+            failed[name] = f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"[:300]
     return built, errors
 
 
@@ -117,55 +151,75 @@ def line(row: dict[str, Any], names: list[str]) -> str:
     )
 
 
-def main() -> int:
+def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, Any], options: Any) -> None:
+    """Build, check and time one shape's rows into the receipt; its weights are freed when this returns."""
+    experts, hidden, inter, top_k = workload.SHAPES[shape]
+    weights = workload.random_weights(experts, hidden, inter)
+    failed = receipt["failed"].setdefault(shape, {})
+    contestants, receipt["errors"][shape] = build(weights, names, top_k, failed)
+    host_case = workload.case(4, experts, hidden, top_k)
+    receipt["host_us"][shape] = {n: host_cost(c, host_case) for n, c in contestants.items()}
+    print(shape, "relative errors", {n: f"{e:.1e}" for n, e in receipt["errors"][shape].items()})
+    print("host us a call, T = 4:", {n: round(v, 1) for n, v in receipt["host_us"][shape].items()})
+    for name, why in failed.items():
+        print(f"  {name}: failed: {why}")
+    print(" " * 56 + "  ".join(f"{n:>16.16s}" for n in contestants), flush=True)
+    for key in rows:
+        if time.time() > options.deadline:
+            raise TimeoutError
+        samples = options.samples if key[2] <= 256 else min(options.samples, 7)
+        row = time_row(key, contestants, receipt, samples)
+        receipt["rows"].append(row)
+        print(line(row, list(contestants)), flush=True)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", choices=PROFILES, help="a set of rows, instead of the next three")
     parser.add_argument("--shapes", default="v4-flash-tp1,v4-flash-tp2,v4-flash-tp4", help="or: all")
-    parser.add_argument("--tokens", default="1,2,4,8,16,32,64,128,256,1024,4096,8192")
-    parser.add_argument("--routings", default="uniform,speculative,skewed")
-    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
-    parser.add_argument("--samples", type=int, default=15)
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--routings", default=",".join(workload.ROUTINGS))
+    parser.add_argument("--contestants", default=",".join(n for n, c in CONTESTANTS.items() if c.default))
+    parser.add_argument("--samples", type=int, default=15, help="a row; at most 7 from 1024 tokens on")
+    parser.add_argument("--rehearse", type=int, default=0, help="first run all in so many processes: compiles, crashes")
     parser.add_argument("--budget", type=float, default=1e9, help="stop after this many seconds")
     parser.add_argument("--commit", default="", help="recorded in the receipt; default: git's")
     parser.add_argument("--out", default="bench_moe.json")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options, begun = parsed(), time.time()
+    options.deadline = begun + options.budget
     names = options.contestants.split(",")
-    begun = time.time()
-    rates = {"copy_bandwidth": workload.copy_bandwidth(), "matmul_rate": workload.matmul_rate()}
-    receipt: dict[str, Any] = {
-        "schema": 1, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "python": platform.python_version(), "command": [Path(a).name for a in sys.argv],
-        "commit": options.commit or commit(),
-        "units": {"us": "median of raw, microseconds a call"}, **rates, "errors": {},
-        "host_us": {}, "failed": {}, "rows": [],
-    }  # fmt: skip
-    print(
-        f"{receipt['gpu']}: copy {rates['copy_bandwidth'] / 1e12:.2f} TB/s, "
-        f"bf16 {rates['matmul_rate'] / 1e12:.0f} TFLOP/s"
-    )
     shapes = list(workload.SHAPES) if options.shapes == "all" else options.shapes.split(",")
+    rows = PROFILES.get(options.rows) or rows_of(
+        shapes, options.routings.split(","), [int(t) for t in options.tokens.split(",")]
+    )
+    receipt: dict[str, Any] = {
+        "schema": 2, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "triton": triton.__version__, "python": platform.python_version(), "command": [Path(a).name for a in sys.argv],
+        "versions": versions(names), "commit": options.commit or commit(),
+        "units": {"us": "median of raw, microseconds a call"}, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
+    }  # fmt: skip
     try:
-        for shape in shapes:
-            experts, hidden, inter, top_k = workload.SHAPES[shape]
-            weights = workload.random_weights(experts, hidden, inter)
-            contestants, errors = build(weights, names, top_k, receipt["failed"].setdefault(shape, {}))
-            receipt["errors"][shape] = errors
-            host_case = workload.case(4, experts, hidden, top_k)
-            receipt["host_us"][shape] = {n: host_cost(c, host_case) for n, c in contestants.items()}
-            print("host us a call, T = 4:", {n: round(v, 1) for n, v in receipt["host_us"][shape].items()})
-            print(shape, {n: f"{e:.1e}" for n, e in errors.items()}, receipt["failed"][shape], flush=True)
-            for routing in options.routings.split(","):
-                for tokens in map(int, options.tokens.split(",")):
-                    if time.time() - begun > options.budget:
-                        raise TimeoutError
-                    row = time_row(shape, tokens, routing, contestants, rates, options.samples)
-                    receipt["rows"].append(row)
-                    print(line(row, list(contestants)), flush=True)
-            del weights, contestants
+        if options.rehearse:
+            receipt["failed"] = rehearsal.rehearse(rows, names, options.rehearse)
+            print(f"rehearsed in {time.time() - begun:.0f} s: {receipt['failed']}", flush=True)
+        receipt |= {"copy_bandwidth": workload.copy_bandwidth(), "matmul_rate": workload.matmul_rate()}
+        print(
+            f"{receipt['gpu']}: copy {receipt['copy_bandwidth'] / 1e12:.2f} TB/s, "
+            f"bf16 {receipt['matmul_rate'] / 1e12:.0f} TFLOP/s"
+        )
+        for shape in dict.fromkeys(r[0] for r in rows):
+            run_shape(shape, [r for r in rows if r[0] == shape], names, receipt, options)
             gc.collect()
             torch.cuda.empty_cache()
+            print(f"{time.time() - begun:.0f} s", flush=True)
     except TimeoutError:
         print("budget spent: the rest was not run")
     finally:
+        receipt["seconds"] = time.time() - begun
         with open(options.out, "w") as f:
             json.dump(receipt, f)
     return int(not receipt["rows"])

@@ -13,14 +13,18 @@ SHAPES = {  # experts, hidden, intermediate of one rank, top_k
     "v4-flash-tp2": (256, 4096, 1024, 6),
     "v4-flash-tp4": (256, 4096, 512, 6),
     "v4-flash-tp8": (256, 4096, 256, 6),
+    "v4-pro-tp1": (384, 7168, 3072, 6),
     "v4-pro-tp2": (384, 7168, 1536, 6),
     "v4-pro-tp4": (384, 7168, 768, 6),
     "v4-pro-tp8": (384, 7168, 384, 6),
     "v4.1-flash-tp1": (384, 5120, 2304, 6),
+    "v4.1-flash-tp2": (384, 5120, 1152, 6),
     "v4.1-flash-tp4": (384, 5120, 576, 6),
     "v4.1-flash-tp8": (384, 5120, 288, 6),
 }
 ROUTINGS = ("uniform", "skewed", "speculative")
+COLD_ROUTES = 64  # up to so many routes, the calls of one graph share no expert
+HOTTEST = 24  # the skewed routing's hottest expert, as a multiple of the mean
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -41,26 +45,53 @@ def random_weights(experts: int, hidden: int, inter: int, seed: int = 0) -> Weig
 
 
 def case(tokens: int, experts: int, hidden: int, top_k: int, routing: str = "uniform", seed: int = 0) -> Case:
-    """x, topk_ids, topk_weights of one call. With few tokens, calls of neighbouring seeds use different experts."""
+    """x, topk_ids, topk_weights of one call. With few routes, calls of neighbouring seeds use different experts."""
     g = torch.Generator(device=DEVICE).manual_seed(1000 + seed)
     x = torch.randn(tokens, hidden, device=DEVICE, dtype=torch.bfloat16, generator=g)
-    if routing == "skewed":
-        # expert e is drawn with weight 1 / (1 + e / 4): with 256 experts the hottest gets about 24 times the mean
-        weight = 1 / (1 + torch.arange(experts, device=DEVICE) / 4)
-        ids = torch.multinomial(weight.expand(tokens, experts), top_k, generator=g)
-    elif routing == "speculative":
-        # groups of four tokens that take, slot by slot, their leader's expert with probability 0.7
-        leader = torch.arange(tokens, device=DEVICE) // 4 * 4
-        ids = torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
-        keep = torch.rand(tokens, top_k, device=DEVICE, generator=g) < 0.7
-        ids = torch.where(keep, ids[leader], ids)
-    elif tokens * top_k <= 64:
-        order = torch.randperm(experts, device=DEVICE, generator=torch.Generator(device=DEVICE).manual_seed(7))
-        ids = order[(torch.arange(tokens * top_k, device=DEVICE) + seed * tokens * top_k) % experts].view(tokens, top_k)
-    else:
-        ids = torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
+    ids = {"uniform": uniform, "skewed": skewed, "speculative": speculative}[routing](tokens, experts, top_k, g)
+    if tokens * top_k <= COLD_ROUTES:
+        ids = apart(ids, experts, tokens * top_k * seed)
     weights = torch.rand(tokens, top_k, device=DEVICE, generator=g) + 0.1
     return x, ids.to(torch.int32).contiguous(), (weights / weights.sum(-1, keepdim=True)).float()
+
+
+def uniform(tokens: int, experts: int, top_k: int, g: torch.Generator) -> torch.Tensor:
+    """Experts drawn independently for each token; with few routes every route gets another expert."""
+    if tokens * top_k <= COLD_ROUTES:
+        return torch.arange(tokens * top_k, device=DEVICE).view(tokens, top_k)
+    return torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
+
+
+def skewed(tokens: int, experts: int, top_k: int, g: torch.Generator) -> torch.Tensor:
+    """Expert 0 gets `HOTTEST` times the mean load; the others are drawn with weights that fall as 1 / (1 + e / 4)."""
+    weight = 1 / (1 + torch.arange(experts, device=DEVICE) / 4)
+    weight[0] = 0
+    ids = torch.multinomial(weight.expand(tokens, experts), top_k, generator=g)
+    hot = torch.rand(tokens, device=DEVICE, generator=g) < HOTTEST * top_k / experts
+    ids[:, 0] = torch.where(hot, 0, ids[:, 0])
+    return ids
+
+
+def speculative(tokens: int, experts: int, top_k: int, g: torch.Generator) -> torch.Tensor:
+    """Groups of two to six tokens, the last one cut off at the end.
+
+    Slot by slot a token takes the expert of its group's first token with probability 0.7.
+    """
+    sizes = torch.randint(2, 7, (tokens,), device=DEVICE, generator=g)
+    group = torch.repeat_interleave(torch.arange(tokens, device=DEVICE), sizes)[:tokens]
+    leader = torch.searchsorted(group, group)
+    ids = torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top_k, -1).indices
+    keep = torch.rand(tokens, top_k, device=DEVICE, generator=g) < 0.7
+    taken = ids[leader]
+    repeated = (ids[:, :, None] == taken[:, None, :]).any(-1)  # an own draw may not be an expert of the first token's
+    return torch.where(keep | repeated, taken, ids)
+
+
+def apart(ids: torch.Tensor, experts: int, offset: int) -> torch.Tensor:
+    """The same routing with its experts renamed to the next ones of a fixed order, from `offset` on."""
+    order = torch.randperm(experts, device=DEVICE, generator=torch.Generator(device=DEVICE).manual_seed(7))
+    _, names = ids.unique(return_inverse=True)
+    return order[(names + offset) % experts]
 
 
 def copy_bandwidth(gib: int = 4, repeats: int = 10) -> float:

@@ -1,0 +1,195 @@
+"""The kernel race's workloads, layouts and rows, without a GPU: kernels are stood in for by float64 on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bench_path():
+    added = [str(ROOT / "benchmarks/kernels"), str(ROOT / "benchmarks")]
+    sys.path[:0] = added
+    yield
+    for path in added:
+        sys.path.remove(path)
+
+
+@pytest.fixture
+def workload(monkeypatch):
+    module = importlib.import_module("workload")
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    return module
+
+
+@pytest.mark.parametrize("routing", ["uniform", "skewed", "speculative"])
+@pytest.mark.parametrize("tokens", [1, 4, 10, 64])
+def test_a_token_never_gets_an_expert_twice(workload, routing, tokens):
+    for seed in range(20):
+        _, ids, probabilities = workload.case(tokens, 256, 64, 6, routing, seed)
+        assert ids.shape == (tokens, 6)
+        assert all(len(set(row)) == 6 for row in ids.tolist())
+        assert torch.allclose(probabilities.sum(-1), torch.ones(tokens))
+
+
+@pytest.mark.parametrize("routing", ["uniform", "skewed", "speculative"])
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+def test_calls_with_few_routes_share_no_expert_with_the_next_call(workload, routing, tokens):
+    seen = [set(workload.case(tokens, 256, 64, 6, routing, seed)[1].flatten().tolist()) for seed in range(5)]
+    assert all(a.isdisjoint(b) for a, b in itertools.pairwise(seen))
+
+
+@pytest.mark.parametrize("experts", [256, 384])
+def test_skewed_routing_gives_the_hottest_expert_24_times_the_mean(workload, experts):
+    ids = torch.cat([workload.case(4096, experts, 32, 6, "skewed", seed)[1] for seed in range(4)])
+    load = torch.bincount(ids.flatten(), minlength=experts).double()
+    assert load.max() / load.mean() == pytest.approx(24, rel=0.05)
+    assert load.argmax() == 0
+
+
+def test_speculative_groups_of_two_to_six_share_most_of_their_experts(workload):
+    ids = workload.case(4096, 256, 32, 6, "speculative", 0)[1]
+    shared = (ids[1:, :, None] == ids[:-1, None, :]).any(-1).double().mean(-1)
+    follows = shared >= 3 / 6
+    assert 0.5 < follows.double().mean() < 0.85  # three of four neighbours are in one group
+    assert shared[follows].mean() > 0.6
+    distinct = [len(set(ids[i : i + 6].flatten().tolist())) for i in range(0, 4000, 6)]
+    assert sum(distinct) / len(distinct) < 26  # of 36 routes; independent tokens would hit 34
+
+
+def weights_of(experts, hidden, inter, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda low, high, *shape: torch.randint(low, high, shape, dtype=torch.uint8, generator=g)  # noqa: E731
+    return (
+        draw(0, 256, experts, 2 * inter, hidden // 2),
+        draw(119, 123, experts, 2 * inter, hidden // 32),
+        draw(0, 256, experts, hidden, inter // 2),
+        draw(119, 123, experts, hidden, inter // 32),
+    )
+
+
+@pytest.mark.parametrize("inter", [32, 96, 128])
+def test_padding_the_intermediate_size_does_not_change_the_layer(workload, inter):
+    common = importlib.import_module("contestants.common")
+    moe = importlib.import_module("bench_moe").moe
+    weights = weights_of(4, 64, inter)
+    padded = common.pad_intermediate(weights, 128)
+    assert padded[0].shape == (4, 256, 32)
+    assert padded[3].shape == (4, 64, 4)
+    x, ids, p = workload.case(5, 4, 64, 2, "speculative", 0)
+    want, got = (moe.reference.mxfp4_moe(x, *w, ids, p, swiglu_limit=10.0) for w in (weights, padded))
+    assert torch.allclose(want, got, rtol=1e-12, atol=1e-12)
+    assert (padded is weights) == (inter == 128)
+
+
+@pytest.fixture
+def bench(workload, monkeypatch):
+    """bench_moe with layers of 8 experts on the CPU, wall-clock times and stand-ins for the kernels."""
+    module = importlib.import_module("bench_moe")
+    contestants = importlib.import_module("contestants")
+    monkeypatch.setattr(workload, "SHAPES", {"tiny": (8, 64, 32, 2), "other": (8, 64, 96, 2)})
+    monkeypatch.setattr(workload, "calls_for", lambda tokens, top_k: 2)
+    monkeypatch.setattr(module, "host_cost", lambda contestant, case: 1.0)
+    monkeypatch.setattr(workload, "copy_bandwidth", lambda: 1e12)
+    monkeypatch.setattr(workload, "matmul_rate", lambda: 1e14)
+    monkeypatch.setattr(workload, "capture", lambda calls: Replayed(calls))
+    monkeypatch.setattr(workload, "time_events", wall_clock)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    table = {
+        "good": contestants.Contestant(Standin, ("torch", "no-such-package")),
+        "wrong": contestants.Contestant(lambda w, s: Standin(w, s, factor=1.02)),
+        "absent": contestants.Contestant(lambda w, s: importlib.import_module("no_such_kernel_library")),
+        "small": contestants.Contestant(lambda w, s: Standin(w, s, limit=16)),
+    }
+    monkeypatch.setattr(module, "CONTESTANTS", table)
+    monkeypatch.setattr(contestants, "CONTESTANTS", table)
+    return module
+
+
+class Replayed:
+    def __init__(self, calls):
+        self.calls = calls
+
+    def replay(self):
+        for call in self.calls:
+            call()
+
+
+def wall_clock(run, repeats, warm=3):
+    times = []
+    for _ in range(repeats + warm):
+        begun = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - begun) * 1e6)
+    return times[warm:]
+
+
+class Standin:
+    def __init__(self, weights, shared, factor=1.0, limit=10**6):
+        self.weights, self.factor, self.limit = weights, factor, limit
+
+    def call(self, case):
+        x, ids, probabilities = case
+        if len(x) > self.limit:
+            raise ValueError(f"at most {self.limit} tokens, got {len(x)}")
+        moe = importlib.import_module("bench_moe").moe
+        return lambda: self.factor * moe.reference.mxfp4_moe(x, *self.weights, ids, probabilities, swiglu_limit=10.0)
+
+
+def receipt_of(bench, monkeypatch, tmp_path, *options):
+    out = tmp_path / "receipt.json"
+    monkeypatch.setattr(sys, "argv", ["bench_moe.py", *options, "--samples", "2", "--out", str(out)])
+    assert bench.main() == 0
+    return json.loads(out.read_text())
+
+
+def test_only_checked_outputs_get_a_time_and_the_others_say_why(bench, monkeypatch, tmp_path):
+    options = [
+        "--shapes",
+        "tiny",
+        "--tokens",
+        "1,32",
+        "--routings",
+        "uniform",
+        "--contestants",
+        "good,wrong,absent,small",
+    ]
+    receipt = receipt_of(bench, monkeypatch, tmp_path, *options)
+    failed = receipt["failed"]["tiny"]
+    assert "relative error 2.0e-02" in failed["wrong"]
+    assert "no_such_kernel_library" in failed["absent"]
+    one, many = receipt["rows"]
+    assert set(one["us"]) == {"good", "small"}
+    assert set(many["us"]) == {"good"}
+    assert "at most 16 tokens" in many["failed"]["small"]
+    assert receipt["errors"]["tiny"]["good"] < 1e-6
+    assert receipt["versions"]["no-such-package"] == "not installed"
+    assert receipt["versions"]["torch"] == importlib.import_module("importlib.metadata").version("torch")
+    assert len(one["raw"]["good"]) == 2
+
+
+def test_one_option_runs_a_set_of_rows(bench, monkeypatch, tmp_path):
+    profile = bench.rows_of(["tiny", "other"], ["uniform"], [1]) + bench.rows_of(["tiny"], ["skewed"], [2])
+    monkeypatch.setitem(bench.PROFILES, "table", profile)
+    receipt = receipt_of(bench, monkeypatch, tmp_path, "--rows", "table", "--contestants", "good")
+    assert [(r["shape"], r["routing"], r["tokens"]) for r in receipt["rows"]] == [
+        ("tiny", "uniform", 1), ("tiny", "skewed", 2), ("other", "uniform", 1),
+    ]  # fmt: skip
+
+
+def test_the_profiles_hold_the_published_shapes(bench_path, monkeypatch):
+    bench = importlib.import_module("bench_moe")
+    table, shapes = bench.PROFILES["table"], bench.PROFILES["shapes"]
+    assert len(table) == 4 * (12 + 9 + 9)
+    assert {s for s, _, _ in shapes} == {f"{m}-tp{n}" for m in ("v4-pro", "v4.1-flash") for n in (1, 2, 4, 8)}
+    assert {t for _, _, t in shapes} == {1, 4, 16, 64, 256, 4096}
