@@ -232,6 +232,10 @@ def test_the_native_mxfp8_path_where_it_is_emulated(shape, device):
         x[0, 0] = 0
         want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation="mxfp8")
         y = torch.empty_like(x)
-        layer = launch.Layer(moe.prepare_weights(*(t.clone() for t in tensors)), 10.0, 1.0, True, False, True)
-        layer.run(x, ids, weights, y)
+        w = moe.prepare_weights(*(t.clone() for t in tensors))
+        form = launch.Form(
+            x.device, tokens, 2, experts, hidden, inter, ids.dtype, hidden, hidden, True, 10.0, 1.0, mxfp8=True,
+            fp8=True, batch_invariant=False, wide_scales=False,
+        )  # fmt: skip
+        launch.Program(form).run(x, w, ids, weights, y)
         assert relative(y, want) <= 3e-3

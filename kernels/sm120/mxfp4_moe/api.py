@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import math
+from typing import Any, NamedTuple
 
 import torch
 
-from . import launch, schedule
+from . import launch, runtime, schedule, tuning
 from .prepare import PreparedWeights
 
 ACTIVATIONS = ("bf16", "mxfp8")
 MAX_TOP_K = 32
+TYPES = {
+    "x": (torch.bfloat16,),
+    "topk_ids": (torch.int32, torch.int64),
+    "topk_weights": (torch.float32,),
+    "out": (torch.bfloat16,),
+}
 
 
 def mxfp4_moe(
@@ -44,76 +53,142 @@ def mxfp4_moe(
     workspace comes from torch's allocator. The same inputs give the same bits on every run. x must stay below 2**71 in
     magnitude. On CPU tensors the same kernels run in Triton's interpreter.
     """
-    tokens, top_k = _check_call(x, w, topk_ids, topk_weights, activation, out)
-    limit = _checked_limit(swiglu_limit)
-    factor = _checked_factor(routed_scaling_factor)
-    if check_ids:
-        _check_ids(topk_ids, w.num_experts)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if tokens == 0 or top_k == 0:
-        return y.zero_()
-    x, topk_ids, topk_weights = _rows(x), topk_ids.contiguous(), topk_weights.contiguous()
-    layer = launch.Layer(w, limit, factor, activation == "mxfp8", batch_invariant)
-    chunk = schedule.chunk_tokens(top_k, w.hidden_size, w.intermediate_size)
-    with _current(x.device):
-        if tokens <= chunk:
-            layer.run(x, topk_ids, topk_weights, y)
-            return y
-        for start in range(0, tokens, chunk):
-            part = slice(start, start + chunk)
-            layer.run(x[part], topk_ids[part], topk_weights[part], y[part])
-    return y
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, whichever the tensors are on."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        return torch.cuda.device(device)
-    return contextlib.nullcontext()
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x itself where the kernels' 16-byte loads can read its rows, else a copy."""
-    return x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous().clone()
-
-
-def _check_call(
-    x: torch.Tensor,
-    w: PreparedWeights,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    activation: str,
-    out: torch.Tensor | None,
-) -> tuple[int, int]:
-    if not isinstance(w, PreparedWeights):
-        raise ValueError(f"w is {type(w).__name__}, expected what prepare_weights returns")
+    limit, factor = _checked_limit(swiglu_limit), _checked_factor(routed_scaling_factor)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
-    _check_tensor("x", x, (torch.bfloat16,), (None, w.hidden_size), w)
-    _check_tensor("topk_ids", ids, (torch.int32, torch.int64), (x.shape[0], None), w)
+    _check_types(x, w, topk_ids, topk_weights, out)
+    address = x.data_ptr()
+    call = _call(
+        (x.dtype, x.shape, x.stride(), x.device, address % 16 == 0),
+        (topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, topk_ids.data_ptr() % 16 == 0),
+        (topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
+        None if out is None else (out.dtype, out.shape, out.stride(), out.device, out.data_ptr() % 16 == 0),
+        w.w13.device, w.num_experts, w.hidden_size, w.intermediate_size, w.wide_scales,
+        limit, factor, activation == "mxfp8", bool(batch_invariant), tuning._forced[-1] if tuning._forced else None,
+    )  # fmt: skip
+    if check_ids:
+        _check_ids(topk_ids, w.num_experts)
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    elif out.data_ptr() == address and out.numel():
+        raise ValueError("out is x itself, expected memory of its own (x is read until the end)")
+    if not call.parts:
+        return out.zero_()
+    if call.copies:
+        copy_x, copy_ids, copy_weights = call.copies
+        x = x.clone(memory_format=torch.contiguous_format) if copy_x else x
+        topk_ids = topk_ids.clone(memory_format=torch.contiguous_format) if copy_ids else topk_ids
+        topk_weights = topk_weights.contiguous() if copy_weights else topk_weights
+    # Triton launches on the current device, whichever the tensors are on.
+    if call.index is None or call.index == torch.cuda.current_device():
+        call.run(x, w, topk_ids, topk_weights, out)
+    else:
+        with torch.cuda.device(call.index):
+            call.run(x, w, topk_ids, topk_weights, out)
+    return out
+
+
+Facts = tuple[Any, ...]
+
+
+class About(NamedTuple):
+    """All of a tensor that decides how it is handled; `aligned` to 16 bytes, where that matters."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+    aligned: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A checked call: the GPU's index (None: CPU), which of x, ids and weights to copy, and each chunk's program."""
+
+    index: int | None
+    copies: tuple[bool, bool, bool] | None
+    parts: tuple[tuple[slice, launch.Program], ...]
+
+    def run(
+        self, x: torch.Tensor, w: PreparedWeights, ids: torch.Tensor, weights: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        if len(self.parts) == 1:
+            self.parts[0][1].run(x, w, ids, weights, y)
+            return
+        for part, program in self.parts:
+            program.run(x[part], w, ids[part], weights[part], y[part])
+
+
+@functools.lru_cache(maxsize=1024)
+def _call(
+    x_about: Facts, ids_about: Facts, weights_about: Facts, out_about: Facts | None, device: torch.device,
+    experts: int, hidden: int, inter: int, wide_scales: bool, limit: float, factor: float, mxfp8: bool,
+    batch_invariant: bool, forced: object,
+) -> Call:  # fmt: skip
+    """Check the tensors and prepare their launches; kept, because nothing here depends on addresses or values.
+
+    forced: tiles that `tuning` tries just now; part of the key because programs are made with them.
+    """
+    x, ids, weights = About(*x_about), About(*ids_about), About(*weights_about)
+    out = None if out_about is None else About(*out_about)
+    _check_call(x, ids, weights, out, device, hidden)
+    (tokens, top_k), fp8 = ids.shape, mxfp8 and launch.has_native_fp8(device)
+    copy_x = not (x.aligned and _rows_are_readable(x))
+    x_stride = hidden if copy_x or tokens <= 1 else x.strides[0]
+    y_stride = hidden if out is None or tokens <= 1 else out.strides[0]
+    copies = (copy_x, not (ids.aligned and _is_contiguous(ids)), not _is_contiguous(weights))
+    index = device.index if runtime.is_compiled(device) else None
+    chunk = schedule.chunk_tokens(max(1, top_k), hidden, inter)
+    parts = []
+    for start in range(0, tokens if top_k else 0, chunk):
+        form = launch.Form(
+            device, min(chunk, tokens - start), top_k, experts, hidden, inter, ids.dtype, x_stride, y_stride,
+            out is None or out.aligned, limit, factor, mxfp8, fp8, batch_invariant, wide_scales,
+        )  # fmt: skip
+        with torch.cuda.device(index) if index is not None else contextlib.nullcontext():
+            parts.append((slice(start, start + chunk), launch.Program(form)))
+    return Call(index, copies if any(copies) else None, tuple(parts))
+
+
+def _rows_are_readable(x: About) -> bool:
+    """Whether the kernels' 16-byte loads can read the rows, the same compiled kernel for every stride."""
+    return x.strides[1] == 1 and (x.shape[0] == 1 or (x.strides[0] % 16 == 0 and x.strides[0] < 2**31))
+
+
+def _is_contiguous(t: About) -> bool:
+    rows, columns = t.shape
+    return (columns <= 1 or t.strides[1] == 1) and (rows <= 1 or t.strides[0] == columns)
+
+
+def _check_types(x: object, w: object, ids: object, weights: object, out: object) -> None:
+    if not isinstance(w, PreparedWeights):
+        raise ValueError(f"w is {type(w).__name__}, expected what prepare_weights returns")
+    for name, t in (("x", x), ("topk_ids", ids), ("topk_weights", weights), ("out", out)):
+        if not isinstance(t, torch.Tensor) and not (name == "out" and t is None):
+            raise ValueError(f"{name} is {type(t).__name__}, expected a tensor of {' or '.join(map(str, TYPES[name]))}")
+
+
+def _check_call(x: About, ids: About, weights: About, out: About | None, device: torch.device, hidden: int) -> None:
+    _check_tensor("x", x, (None, hidden), device)
+    tokens = x.shape[0]
+    _check_tensor("topk_ids", ids, (tokens, None), device)
     if ids.shape[1] > MAX_TOP_K:
         raise ValueError(f"topk_ids has {ids.shape[1]} slots per token, expected at most {MAX_TOP_K}")
-    _check_tensor("topk_weights", weights, (torch.float32,), tuple(ids.shape), w)
+    _check_tensor("topk_weights", weights, tuple(ids.shape), device)
     if out is not None:
-        _check_tensor("out", out, (torch.bfloat16,), tuple(x.shape), w)
-        if out.numel() and out.stride(1) != 1:
-            raise ValueError(f"out has strides {out.stride()}, expected contiguous rows")
-        if out.numel() and out.data_ptr() == x.data_ptr():
-            raise ValueError("out is x itself, expected memory of its own (x is read until the end)")
-    return x.shape[0], ids.shape[1]
+        _check_tensor("out", out, tuple(x.shape), device)
+        if tokens and out.strides[1] != 1:
+            raise ValueError(f"out has strides {out.strides}, expected contiguous rows")
 
 
-def _check_tensor(
-    name: str, t: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...], w: PreparedWeights
-) -> None:
-    if not isinstance(t, torch.Tensor) or t.dtype not in dtypes:
-        given = t.dtype if isinstance(t, torch.Tensor) else type(t).__name__
-        raise ValueError(f"{name} is {given}, expected {' or '.join(str(d) for d in dtypes)}")
-    if t.dim() != len(shape) or any(e is not None and e != n for e, n in zip(shape, t.shape, strict=True)):
+def _check_tensor(name: str, t: About, shape: tuple[int | None, ...], device: torch.device) -> None:
+    if t.dtype not in TYPES[name]:
+        raise ValueError(f"{name} is {t.dtype}, expected {' or '.join(map(str, TYPES[name]))}")
+    if len(t.shape) != len(shape) or any(e is not None and e != n for e, n in zip(shape, t.shape, strict=True)):
         expected = ", ".join("any" if e is None else str(e) for e in shape)
         raise ValueError(f"{name} has shape {tuple(t.shape)}, expected ({expected})")
-    if t.device != w.w13.device:
-        raise ValueError(f"{name} is on {t.device}, expected {w.w13.device} like the weights")
+    if t.device != device:
+        raise ValueError(f"{name} is on {t.device}, expected {device} like the weights")
 
 
 def _checked_limit(limit: float | None) -> float:

@@ -1,116 +1,215 @@
-"""One chunk of tokens through the kernels: quantisation, sorting, two products, reduction."""
+"""One chunk of tokens through the kernels: quantisation, sorting, two products, reduction.
+
+All that does not depend on addresses and values is decided once for a `Form` and kept as a `Program`; a call then
+allocates, and launches each kernel with its addresses.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import operator
 from typing import Any
 
 import torch
 import triton
 
-from . import gemm, reduce, routing, schedule, tuning
+from . import gemm, reduce, routing, runtime, schedule, tuning
 from .prepare import PreparedWeights
+from .runtime import Kernel, Pointer
 
 # Above this limit the intermediate could leave the range of the fast kernels: |h| <= limit**2, and 2**H_SHIFT times
 # that must stay below 2**127.
 NARROW_LIMIT = 2.0**13
+ALIGNMENT = 256  # bytes, of each part of the workspace
+GIVEN = ("x", "ids", "weights", "w13", "w13_scale", "w2", "w2_scale", "y")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """A call's constants. `native_fp8` None: ask the device; tests force the native path where it is only emulated."""
+class Form:
+    """What a program depends on. Strides are in elements; `fp8`: with `mxfp8`, multiply in e4m3 instead of bf16."""
 
-    w: PreparedWeights
+    device: torch.device
+    tokens: int
+    top_k: int
+    experts: int
+    hidden: int
+    inter: int
+    ids: torch.dtype
+    x_stride: int
+    y_stride: int
+    y_aligned: bool
     limit: float
     factor: float
     mxfp8: bool
+    fp8: bool
     batch_invariant: bool
-    native_fp8: bool | None = None
+    wide_scales: bool
 
-    def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, y: torch.Tensor) -> None:
-        """y = the layer's output for x [T, H], ids and weights [T, K]: all checked, contiguous rows, T > 0, K > 0."""
-        w, device = self.w, x.device
-        tokens, top_k = ids.shape
-        routes, experts, hidden, inter = tokens * top_k, w.num_experts, w.hidden_size, w.intermediate_size
-        fp8 = self.mxfp8 and (has_native_fp8(device) if self.native_fp8 is None else self.native_fp8)
-        wide = w.wide_scales or self.limit > NARROW_LIMIT
-        p = tuning.plan(
-            device,
-            schedule.Work(tokens, top_k, experts, hidden, inter, self.mxfp8, fp8, self.batch_invariant, wide),
-        )
-        compiled, pdl = device.type == "cuda", has_pdl(device)
-        common = {"PDL": pdl, "launch_pdl": pdl}
-        x, xs = self._quantized(x, fp8, common)
-        sorted_ids, counts = (ids, ids) if p.scan else _sort(ids.view(-1), experts, common)
-        shared = common | {
-            "HIDDEN": hidden,
-            "INTER": inter,
-            "RP": 64 if p.scan else 1,
-            "EP": 1 if p.scan else _power_of_two(experts),
-            "SCAN": p.scan,
-            "MANY": p.many,
-            "KEEP": p.many and schedule.is_sm90(device),
-            "WIDE": wide,
-            "ASM": compiled,
-            "FP8": fp8,
-        }
-        h, hs = _intermediate(routes, inter, fp8, device)
-        o = torch.empty((routes, hidden), dtype=p.partial, device=device)
-        gemm.gate_up.launch(
-            (p.groups * -(-2 * inter // p.gate_up.rows),), device, x, xs, w.w13, _pairs(w.w13_scale), h, hs, sorted_ids,
-            counts, x.stride(0), self.limit, routes, experts, TOP_K=top_k, QUANT=self.mxfp8, **_tile(p.gate_up),
-            **shared,
-        )  # fmt: skip
-        gemm.down.launch(
-            (p.groups * -(-hidden // p.down.rows),), device, h, _pairs(hs), w.w2, _pairs(w.w2_scale), o, sorted_ids,
-            counts, routes, experts, **_tile(p.down), **shared,
-        )  # fmt: skip
-        width = min(1024, _power_of_two(hidden))
-        reduce.combine.launch(
-            (tokens, -(-hidden // width)), device, o, ids, weights, y, self.factor, experts, y.stride(0), TOP_K=top_k,
-            HIDDEN=hidden, BH=width, ASM=compiled, **common,
-        )  # fmt: skip
 
-    def _quantized(self, x: torch.Tensor, fp8: bool, common: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and its scale pairs as the first product reads them; without native MXFP8 x is rounded but stays bf16."""
-        if not self.mxfp8:
-            return x, x
-        tokens, hidden = x.shape
-        grid = (tokens, -(-hidden // 1024))
-        if not fp8:
-            rounded = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
-            compiled = x.device.type == "cuda"
-            reduce.round_rows_to_mxfp8.launch(
-                grid, x.device, x, rounded, x.stride(0), K=hidden, BLOCKS=32, ASM=compiled, **common
-            )
-            return rounded, rounded
-        q = torch.empty((tokens, hidden), dtype=torch.uint8, device=x.device)
-        qs = torch.empty((tokens, -(-hidden // 64) * 2), dtype=torch.uint8, device=x.device)
-        reduce.quantize_rows.launch(grid, x.device, x, q, qs, x.stride(0), K=hidden, BLOCKS=32, **common)
-        return q, _pairs(qs)
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A part of the workspace."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, int]
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One kernel of a program. `args` are `Pointer`s, by name to what is given or to a buffer, then numbers."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Program:
+    """The launches of a form. `run` may be called from any thread and stream, also while a CUDA graph is captured."""
+
+    def __init__(self, form: Form) -> None:
+        self.device = form.device
+        self.steps, self.buffers = steps(form)
+        self.offsets, end = [], 0
+        for buffer in self.buffers:
+            self.offsets.append(end)
+            end += -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
+        self.bytes = end + ALIGNMENT  # torch's allocators align more than Python's, but promise nothing
+        if runtime.is_compiled(form.device):
+            self._index = form.device.index or 0
+            place = {name: i for i, name in enumerate((*GIVEN, *(b.name for b in self.buffers)))}
+            self._launches = []
+            for s in self.steps:
+                pick = operator.itemgetter(*(place[a.name] for a in s.args if isinstance(a, Pointer)))
+                self._launches.append((s.kernel.launcher(self._index, s.grid, s.args, s.options), pick))
+
+    def run(
+        self, x: torch.Tensor, w: PreparedWeights, ids: torch.Tensor, weights: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """y = the layer's output. The tensors are as the form says; the device is the current one."""
+        space = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
+        given = (x, ids, weights, w.w13, w.w13_scale, w.w2, w.w2_scale, y)
+        start = space.data_ptr()
+        skip = -start % ALIGNMENT
+        if not runtime.is_compiled(self.device):
+            self._interpret(space[skip:], given)
+            return
+        start += skip
+        addresses = [t.data_ptr() for t in given]
+        addresses += [start + offset for offset in self.offsets]
+        stream = runtime.current_stream(self._index)
+        enter, leave = runtime.hooks()
+        for launch, pick in self._launches:
+            launch(stream, enter, leave, pick(addresses))
+
+    def _interpret(self, space: torch.Tensor, given: tuple[torch.Tensor, ...]) -> None:
+        tensors = dict(zip(GIVEN, given, strict=True))
+        for buffer, offset in zip(self.buffers, self.offsets, strict=True):
+            tensors[buffer.name] = space[offset : offset + buffer.bytes].view(buffer.dtype).view(buffer.shape)
+        for s in self.steps:
+            args = [_typed(tensors[a.name], a.dtype) if isinstance(a, Pointer) else a for a in s.args]
+            s.kernel.interpret(s.grid, args, s.options)
+
+
+def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
+    """The kernels of a form in order, and the workspace that they share."""
+    routes, pdl = f.tokens * f.top_k, has_pdl(f.device)
+    wide = f.wide_scales or f.limit > NARROW_LIMIT
+    p = tuning.plan(
+        f.device,
+        schedule.Work(f.tokens, f.top_k, f.experts, f.hidden, f.inter, f.mxfp8, f.fp8, f.batch_invariant, wide),
+    )
+    common = {"PDL": pdl, "launch_pdl": pdl}
+    made, buffers, x, xs = _quantized(f, common)
+    ids = sorted_ids = counts = Pointer("ids", f.ids)
+    if not p.scan:
+        sorted_ids, counts = Pointer("sorted", torch.int32), Pointer("counts", torch.int32)
+        buffers += [Buffer("sorted", torch.int32, (1, routes)), Buffer("counts", torch.int32, (2, f.experts))]
+        sort = {"CHUNK": 1024} | common
+        made.append(Step(routing.sort_routes, (f.experts,), (ids, sorted_ids, counts, routes, f.experts), sort))
+    shared = common | {
+        "HIDDEN": f.hidden,
+        "INTER": f.inter,
+        "RP": 64 if p.scan else 1,
+        "EP": 1 if p.scan else _power_of_two(f.experts),
+        "SCAN": p.scan,
+        "MANY": p.many,
+        "KEEP": p.many and schedule.is_sm90(f.device),
+        "WIDE": wide,
+        "ASM": runtime.is_compiled(f.device),
+        "FP8": f.fp8,
+    }
+    middle = _intermediate(routes, f.inter, f.fp8)
+    h, hs = Pointer("h", middle[0].dtype), middle[-1].name
+    o = Pointer("o", p.partial)
+    buffers += [*middle, Buffer("o", p.partial, (routes, f.hidden))]
+    codes, pairs = torch.uint8, torch.int16  # of the scale bytes
+    up = (
+        x, xs, Pointer("w13", codes), Pointer("w13_scale", pairs), h, Pointer(hs, h.dtype), sorted_ids, counts,
+        f.hidden if f.mxfp8 else f.x_stride, f.limit, routes, f.experts,
+    )  # fmt: skip
+    down = (h, Pointer(hs, pairs), Pointer("w2", codes), Pointer("w2_scale", pairs), o, sorted_ids, counts)
+    grids = [(p.groups * -(-n // t.rows),) for n, t in ((2 * f.inter, p.gate_up), (f.hidden, p.down))]
+    made += [
+        Step(gemm.gate_up, grids[0], up, {"TOP_K": f.top_k, "QUANT": f.mxfp8} | _tile(p.gate_up) | shared),
+        Step(gemm.down, grids[1], (*down, routes, f.experts), _tile(p.down) | shared),
+        _combine(f, o, common | {"ASM": runtime.is_compiled(f.device)}),
+    ]
+    return made, buffers
+
+
+def _quantized(f: Form, common: dict[str, Any]) -> tuple[list[Step], list[Buffer], Pointer, Pointer]:
+    """What makes x as the first product reads it, and x and its scale pairs then.
+
+    Without native MXFP8 x is rounded but stays bf16, and has no scales.
+    """
+    x = Pointer("x", torch.bfloat16)
+    if not f.mxfp8:
+        return [], [], x, x
+    grid, options = (f.tokens, -(-f.hidden // 1024)), {"K": f.hidden, "BLOCKS": 32} | common
+    if not f.fp8:
+        q = Pointer("q", torch.bfloat16)
+        options["ASM"] = runtime.is_compiled(f.device)
+        step = Step(reduce.round_rows_to_mxfp8, grid, (x, q, f.x_stride), options)
+        return [step], [Buffer("q", q.dtype, (f.tokens, f.hidden))], q, q
+    q, qs = Pointer("q", torch.uint8), Pointer("qs", torch.uint8)
+    buffers = [
+        Buffer("q", q.dtype, (f.tokens, f.hidden)),
+        Buffer("qs", qs.dtype, (f.tokens, -(-f.hidden // 64) * 2)),
+    ]
+    return [Step(reduce.quantize_rows, grid, (x, q, qs, f.x_stride), options)], buffers, q, Pointer("qs", torch.int16)
+
+
+def _intermediate(routes: int, inter: int, fp8: bool) -> list[Buffer]:
+    """The first product's output and, for native MXFP8, its scale pairs."""
+    if not fp8:
+        return [Buffer("h", torch.bfloat16, (routes, inter))]
+    return [Buffer("h", torch.uint8, (routes, inter)), Buffer("hs", torch.uint8, (routes, -(-inter // 64) * 2))]
+
+
+def _combine(f: Form, o: Pointer, options: dict[str, Any]) -> Step:
+    width = min(1024, _power_of_two(f.hidden))
+    args = (
+        o, Pointer("ids", f.ids), Pointer("weights", torch.float32), Pointer("y", torch.bfloat16, f.y_aligned),
+        f.factor, f.experts, f.y_stride,
+    )  # fmt: skip
+    options = {"TOP_K": f.top_k, "HIDDEN": f.hidden, "BH": width} | options
+    return Step(reduce.combine, (f.tokens, -(-f.hidden // width)), args, options)
 
 
 def _tile(t: schedule.Tile) -> dict[str, int]:
     return {"BN": t.rows, "BT": t.tokens, "SB": t.superblocks, "STAGES": t.stages, "num_warps": t.warps}
 
 
-def _sort(ids: torch.Tensor, experts: int, common: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    routes = ids.numel()
-    sorted_ids = torch.empty(routes, dtype=torch.int32, device=ids.device)
-    counts = torch.empty(2 * experts, dtype=torch.int32, device=ids.device)
-    routing.sort_routes.launch((experts,), ids.device, ids, sorted_ids, counts, routes, experts, CHUNK=1024, **common)
-    return sorted_ids, counts
-
-
-def _intermediate(routes: int, inter: int, fp8: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first product's output and, for native MXFP8, its scale pairs."""
-    h = torch.empty((routes, inter), dtype=torch.uint8 if fp8 else torch.bfloat16, device=device)
-    return h, torch.empty((routes, -(-inter // 64) * 2), dtype=torch.uint8, device=device) if fp8 else h
-
-
-def _pairs(scale: torch.Tensor) -> torch.Tensor:
-    return scale.view(-1).view(torch.int16)
+def _typed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return t if t.dtype == dtype else t.view(-1).view(dtype)
 
 
 def _power_of_two(n: int) -> int:
