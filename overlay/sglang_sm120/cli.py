@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sglang_sm120 import files, terminal
-from sglang_sm120.arguments import parse, parser
+if TYPE_CHECKING:  # whatever is imported before `main` runs cannot be interrupted without a traceback
+    import argparse
+    from pathlib import Path
 
 GOOD, PROBLEM = 0, 1  # argparse itself exits with 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -31,7 +28,10 @@ def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
 
 def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
-    from sglang_sm120 import selftest
+    import json
+    import os
+
+    from sglang_sm120 import files, selftest
 
     receipt: Path | None = arguments.receipt
     if receipt and not os.access(receipt.parent, os.W_OK):
@@ -68,7 +68,7 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"tune cannot run: {error}")
     except KeyboardInterrupt:
-        _progress("interrupted; what was measured is kept, and the same command goes on from there")
+        _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
     return _answer(document, arguments.json, tune.render)
 
@@ -83,7 +83,6 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     return _answer(document, arguments.json, verify.render)
 
 
-__all__ = ["main", "parser"]
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "plan": _plan,
     "doctor": _doctor,
@@ -94,6 +93,10 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
 
 
 def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:
+    import json
+
+    from sglang_sm120 import terminal
+
     if as_json:
         terminal.show(json.dumps(document, indent=1), None)
     else:
@@ -102,20 +105,34 @@ def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str,
 
 
 def _progress(line: str) -> None:
+    from sglang_sm120 import interrupts
+
+    interrupts.check()
     print(line, file=sys.stderr, flush=True)
 
 
 def _say(problem: object) -> int:
-    _progress(f"sglang-sm120: {problem}")
+    print(f"sglang-sm120: {problem}", file=sys.stderr, flush=True)
     return PROBLEM
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, for who documents or checks it."""
+    from sglang_sm120 import arguments
+
+    return arguments.parser()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script. What follows `--` belongs to SGLang."""
-    terminal.prepare()
     try:
-        arguments, flags = parse(sys.argv[1:] if argv is None else argv)
-        return COMMANDS[arguments.command](arguments, flags)
+        from sglang_sm120 import interrupts, terminal
+        from sglang_sm120.arguments import parse
+
+        terminal.prepare()
+        with interrupts.remembered():
+            arguments, flags = parse(sys.argv[1:] if argv is None else argv)
+            return COMMANDS[arguments.command](arguments, flags)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # the disk behind stdout, a home, a limit: the message names it

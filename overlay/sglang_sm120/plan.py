@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,8 @@ def _ask_sglang(
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            # Until plan_child takes the signal itself, Ctrl-C is this process's business, which then kills the child.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
             timeout=TIMEOUT_S,
             check=False,
         )
