@@ -3,6 +3,10 @@
 
 table.py            rewrite the README between its markers
 table.py --check    exit status 1 if that would change it
+
+Rows come from `h200-table.json` (`bench_moe.py --rows table`), or as long as there is none from the runs before it, and
+from `h200-shapes.json` (`--rows shapes`) if that is there. A second run of the same commit beside them, `*-2.json`,
+shows which rows repeat.
 """
 
 from __future__ import annotations
@@ -13,82 +17,160 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import compare
+
 HERE = Path(__file__).resolve().parent
 RECEIPTS = HERE / "receipts"
 README = HERE / "README.md"
 MARKERS = ("<!-- tables: begin -->", "<!-- tables: end -->")
-OURS, PEER = "ours bf16", "triton_kernels"
+OURS, FP8, NAIVE = "ours bf16", "ours mxfp8", "naive dot_scaled"
+PEERS = {  # contestant -> column
+    "triton_kernels": "triton_kernels", "marlin": "Marlin", "flashinfer sm90 mixed": "FlashInfer", "humming": "humming",
+}  # fmt: skip
 TARGETS = {  # tokens up to: (times the best peer, fraction of the floor at TP1)
     1: (1.6, 0.50), 4: (1.35, 0.62), 64: (1.15, 0.70), 256: (1.10, 0.70), 8192: (1.0, None),
 }  # fmt: skip
+INTERMEDIATE = {"v4-flash-tp1": 2048, "v4-flash-tp2": 1024, "v4-flash-tp4": 512, "v4-flash-tp8": 256}
+NAMES = {"v4-flash": "", "v4-pro": "V4-Pro ", "v4.1-flash": "V4.1-Flash "}
+Row = dict[str, Any]
+
+
+def load(name: str) -> Row | None:
+    path = RECEIPTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def target(tokens: int) -> tuple[float, float | None]:
     return next(TARGETS[limit] for limit in sorted(TARGETS) if tokens <= limit)
 
 
-def marlin_times(baseline: dict[str, Any]) -> dict[tuple[int, int], float]:
-    """(intermediate of one rank, tokens) -> microseconds, from the earlier run of SGLang's Marlin on such a GPU."""
-    return {
+def with_marlin(receipt: Row, baseline: Row) -> Row:
+    """A receipt from before Marlin ran beside the others, with its times from the earlier run on such a GPU."""
+    times = {
         (r["inter"], r["tokens"]): r["us"] for run in baseline["runs"] for r in run["rows"] if r["impl"] == "marlin"
     }
+    rows = []
+    for row in receipt["rows"]:
+        us = dict(row["us"])
+        earlier = times.get((INTERMEDIATE.get(row["shape"], 0), row["tokens"])) if row["routing"] == "uniform" else None
+        if "marlin" not in us and earlier:
+            us["marlin"] = earlier
+        rows.append({**row, "us": us})
+    return {**receipt, "rows": rows}
 
 
-def rows_of(receipt: dict[str, Any], routing: str, marlin: dict[tuple[int, int], float]) -> list[str]:
-    lines = []
-    inter = {"v4-flash-tp1": 2048, "v4-flash-tp2": 1024, "v4-flash-tp4": 512}
-    for r in receipt["rows"]:
-        if r["routing"] != routing or OURS not in r["us"]:
-            continue
-        ours, floor = r["us"][OURS], r["floor_us"]
-        peers = {PEER: r["us"][PEER]} if PEER in r["us"] else {}
-        other = marlin.get((inter[r["shape"]], r["tokens"])) if routing == "uniform" else None
-        if other:
-            peers["Marlin"] = other
-        times, share = target(r["tokens"])
-        best = min(peers.values()) / ours if peers else None
-        missed = []
-        if best is not None and best < times:
-            missed.append(f"{times:g}x")
-        if share and r["shape"] == "v4-flash-tp1" and floor / ours < share:
-            missed.append(f"{share:.2f} of floor")
-        lines.append(
-            f"| {r['shape'].removeprefix('v4-flash-').upper()} | {r['tokens']} | {floor:.1f} | **{ours:.1f}** | "
-            f"{floor / ours:.2f} | "
-            f"{r['us'].get(PEER, float('nan')):.1f} | {f'{other:.1f}' if other else '-'} | "
-            f"{f'{best:.2f}x' if best else '-'} | {'missed: ' + ', '.join(missed) if missed else 'met'} |"
-        )
+def short(shape: str) -> str:
+    model, rank = shape.rsplit("-", 1)
+    return NAMES[model] + rank.upper()
+
+
+def verdict(row: Row) -> tuple[str, str]:
+    """Times the fastest peer of the row, and which targets it misses."""
+    ours = row["us"][OURS]
+    peers = [row["us"][p] for p in PEERS if p in row["us"]]
+    times, share = target(row["tokens"])
+    missed = []
+    if peers and min(peers) / ours < times:
+        missed.append(f"{times:g}x")
+    if share and row["shape"] == "v4-flash-tp1" and row["floor_us"] / ours < share:
+        missed.append(f"{share:.2f} of floor")
+    best = f"{min(peers) / ours:.2f}x" if peers else "-"
+    return best, "missed: " + ", ".join(missed) if missed else "met" if peers else "no peer"
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Markdown of the rows that have a time of ours; a column for each other contestant that ran in one of them."""
+    rows = [r for r in rows if OURS in r["us"]]
+    others = [n for n in (FP8, *PEERS, NAIVE) if any(n in r["us"] for r in rows)]
+    titles = {FP8: "ours mxfp8", NAIVE: "naive", **PEERS}
+    head = [
+        "",
+        "T",
+        "floor µs",
+        "ours µs",
+        "of floor",
+        *(f"{titles[n]} µs" for n in others),
+        "times the best",
+        "targets",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for r in rows:
+        ours = r["us"][OURS]
+        cells = [short(r["shape"]), str(r["tokens"]), f"{r['floor_us']:.1f}", f"**{ours:.1f}**"]
+        cells += [f"{r['floor_us'] / ours:.2f}"]
+        cells += [f"{r['us'][n]:.1f}" if n in r["us"] else "-" for n in others]
+        lines.append("| " + " | ".join([*cells, *verdict(r)]) + " |")
     return lines
 
 
+def source(receipt: Row) -> str:
+    extra = "".join(f", {k} {v}" for k, v in receipt.get("versions", {}).items() if v != "not installed")
+    return (
+        f"{receipt['gpu']}, Triton {receipt['triton']}, torch {receipt['torch']}{extra}, "
+        f"commit {receipt['commit'][:10]}; copy {receipt['copy_bandwidth'] / 1e12:.2f} TB/s, "
+        f"bf16 {receipt['matmul_rate'] / 1e12:.0f} TFLOP/s."
+    )
+
+
+def repeated(first: Row, second: Row | None) -> list[str]:
+    """What a second run of the same commit says, one line a contestant."""
+    if second is None:
+        return []
+    found = compare.repeats(first, second)
+    lines = [f"A second run of the same commit, {len(second['rows'])} rows:"]
+    for name in dict.fromkeys(name for _, name, *_ in found):
+        mine = [(k, a, b, same) for k, n, a, b, same in found if n == name]
+        apart = [f"{short(k[0])} {k[1]} T={k[2]} ({b / a - 1:+.1%})" for k, a, b, same in mine if not same]
+        tail = f"; not: {', '.join(apart)}" if apart else ""
+        lines.append(f"* {name}: {len(mine) - len(apart)} of {len(mine)} rows agree{tail}")
+    return [*lines, ""]
+
+
+def failures(receipt: Row) -> list[str]:
+    """One line for each contestant and reason that kept it out of a shape or a row."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for shape, failed in receipt["failed"].items():
+        for name, why in failed.items():
+            reasons.setdefault((name, why), []).append(short(shape))
+    for r in receipt["rows"]:
+        for name, why in r["failed"].items():
+            reasons.setdefault((name, why), []).append(f"{short(r['shape'])} {r['routing']} T={r['tokens']}")
+    return [f"* {name}, {', '.join(where)}: {why}" for (name, why), where in reasons.items()]
+
+
+def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
+    return [f"### {title}", source(receipt), "", *table(rows), ""]
+
+
 def tables() -> str:
-    load = lambda name: json.loads((RECEIPTS / name).read_text())  # noqa: E731 - one use, one line
-    uniform, routings, baseline = (
-        load(f"h200-{n}.json") for n in ("bench-uniform", "bench-routings", "peers-baseline")
-    )
-    marlin = marlin_times(baseline)
-    head = (
-        "| | T | floor µs | ours µs | of floor | triton_kernels µs | Marlin µs | times the best | targets |\n"
-        + "|---" * 9
-        + "|"
-    )
-    parts = []
-    for receipt, routing in ((uniform, "uniform"), (routings, "speculative"), (routings, "skewed")):
-        parts += [
-            f"### {routing.capitalize()} routing",
-            f"{receipt['gpu']}, Triton {receipt['triton']}, torch {receipt['torch']}, "
-            f"commit {receipt['commit'][:10]}; copy "
-            f"{receipt['copy_bandwidth'] / 1e12:.2f} TB/s, bf16 {receipt['matmul_rate'] / 1e12:.0f} TFLOP/s.",
-            "",
-            head,
-            *rows_of(receipt, routing, marlin),
-            "",
-        ]
-    host = {shape: times.get(OURS) for shape, times in uniform["host_us"].items()}
+    baseline, run = load("h200-peers-baseline"), load("h200-table")
+    if baseline is None:
+        raise FileNotFoundError(RECEIPTS / "h200-peers-baseline.json")
+    parts: list[str] = []
+    by_routing = {"uniform": run or load("h200-bench-uniform")}
+    by_routing |= dict.fromkeys(("speculative", "skewed"), run or load("h200-bench-routings"))
+    for routing, receipt in by_routing.items():
+        if receipt is None:
+            raise FileNotFoundError(f"no receipt with {routing} routing in {RECEIPTS}")
+        receipt = receipt if run else with_marlin(receipt, baseline)
+        parts += section(
+            f"{routing.capitalize()} routing", receipt, [r for r in receipt["rows"] if r["routing"] == routing]
+        )
+    if run:
+        parts += repeated(run, load("h200-table-2"))
+    shapes = load("h200-shapes")
+    if shapes:
+        parts += section("Other shapes, uniform routing", shapes, shapes["rows"])
+        parts += repeated(shapes, load("h200-shapes-2"))
+    if run:
+        parts += ["Not timed:", *failures(run), *(failures(shapes) if shapes else []), ""]
+    first = by_routing["uniform"]
+    host = {shape: times.get(OURS) for shape, times in first["host_us"].items()} if first else {}
     parts.append(
         "Host time a call without a graph, T = 4: "
         + ", ".join(f"{s} {t:.0f} µs" for s, t in host.items() if t)
-        + " (target 40: missed)."
+        + f" (target 40: {'met' if host and max(t or 0 for t in host.values()) <= 40 else 'missed'})."
     )
     return "\n".join(parts)
 
