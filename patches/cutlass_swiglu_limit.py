@@ -122,6 +122,9 @@ def _wrap_kernel(module: ModuleType) -> None:
 
     setattr(cutlass_fused_moe, patching.MARK, NAME)
     module.flashinfer_cutlass_fused_moe = cutlass_fused_moe  # type: ignore[attr-defined]
+    patching.REPLACED.append(
+        patching.Replacement(NAME, module.__name__, "flashinfer_cutlass_fused_moe", cutlass_fused_moe)
+    )
 
 
 PATCH = Patch(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import checkpoint, contracts, imports, patching, releases, report, routing, sglang_api
+from sglang_sm120 import checkpoint, contracts, imports, patching, reach, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
 from sglang_sm120.patches import behaviour
 from sglang_sm120.patching import Patch
@@ -78,6 +78,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         view = sglang_api.resolving(server_args)
         if view.device != "cuda":
             return {}
+        reach.require()
         _refuse_damaged(view)
         _decided = server_args
         launch = sglang_api.launch_facts(server_args, settings.draft_runner)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
+from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
-from sglang_sm120.patches.common import METHOD_BASE, mxfp4_method
+from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
 from sglang_sm120.settings import RUNNER, Settings
 
@@ -26,7 +26,7 @@ _PACKED_METHODS = (
 
 
 def install(settings: Settings) -> str:
-    """Replace one method, now or when SGLang imports the module."""
+    """Replace one method, now or when SGLang imports the module, and have it looked after."""
 
     def replace(module: ModuleType) -> None:
         patching.replace_method(
@@ -34,6 +34,7 @@ def install(settings: Settings) -> str:
         )
 
     done = imports.when_imported(_MODULE, replace)
+    reach.watch()
     return "Fp8Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
@@ -85,6 +86,7 @@ PATCH = Patch(
             ),
         ),
         METHOD_BASE,
+        LOADER_STEP,
     ),
     why="the method is chosen in a chain of built-in runner names; a registered name falls through to the FP8 method",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, releases, report, routing, sglang_api
+from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api
 from sglang_sm120.contracts import Target
 from sglang_sm120.patches import behaviour
-from sglang_sm120.patches.common import METHOD_BASE, mxfp4_method
+from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
 from sglang_sm120.settings import RUNNER, Settings
 
@@ -19,7 +19,7 @@ _MOE = "sglang.srt.layers.moe"
 
 
 def install(settings: Settings) -> str:
-    """Replace one method, now or when SGLang imports the module."""
+    """Replace one method, now or when SGLang imports the module, and have it looked after."""
 
     def replace(module: ModuleType) -> None:
         patching.replace_method(
@@ -27,6 +27,7 @@ def install(settings: Settings) -> str:
         )
 
     done = imports.when_imported(_MODULE, replace)
+    reach.watch()
     return "HybridFp8NvFp4Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
@@ -84,6 +85,7 @@ PATCH = Patch(
     targets=(
         Target(_MODULE, "HybridFp8NvFp4Config.get_quant_method", releases.spans({"0.5.14": "8af8902d04d2"})),
         METHOD_BASE,
+        LOADER_STEP,
         Target(
             f"{_MOE}.fused_moe_triton.layer",
             "FusedMoE._load_w13",

@@ -76,7 +76,27 @@ class PatchError(RuntimeError):
     """A patch cannot be applied; the message says what to do."""
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """What a patch put in the place of upstream's code.
+
+    Attributes:
+        patch: its name.
+        module, qualname: the place, as SGLang looks it up.
+        function: what was put there.
+    """
+
+    patch: str
+    module: str
+    qualname: str
+    function: object
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.qualname}"
+
+
 STATES: dict[str, State] = {}
+REPLACED: list[Replacement] = []
 
 
 def apply_all(patches: Iterable[Patch], settings: Settings) -> None:
@@ -159,7 +179,8 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
     present = cls.__dict__.get(name)
     if getattr(present, MARK, None) == patch:
         return
-    where = f"{cls.__module__}.{cls.__qualname__}.{name}"
+    place = f"{cls.__qualname__}.{name}"
+    where = f"{cls.__module__}.{place}"
     if not isinstance(present, FunctionType) or not _is_original(cls, present):
         raise PatchError(
             f"patch {patch}: {where} has already been replaced by {_owner(present)}. Two overlays cannot both own it; "
@@ -172,6 +193,7 @@ def replace_method(cls: type, name: str, patch: str, make: Callable[[FunctionTyp
     setattr(cls, name, replacement)
     if cls.__dict__.get(name) is not replacement:
         raise PatchError(f"patch {patch}: {where} did not take the replacement")
+    REPLACED.append(Replacement(patch, cls.__module__, place, replacement))
 
 
 def replace_function(
@@ -197,6 +219,7 @@ def replace_function(
     setattr(replacement, MARK, patch)
     replacement.__wrapped__ = present  # type: ignore[attr-defined]
     setattr(module, name, replacement)
+    REPLACED.append(Replacement(patch, module.__name__, name, replacement))
 
 
 def _owner(replacement: object) -> str:
