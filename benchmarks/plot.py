@@ -15,8 +15,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#0b6e4f", "#c84630", "#3d5a98", "#b8860b", "#6b4e71", "#4f6d7a")
-WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 900, 420, 60, 40, 370, 70
+COLOURS = (
+    "#0b6e4f", "#c84630", "#3d5a98", "#b8860b", "#6b4e71", "#4f6d7a", "#1ba3c6", "#d43790", "#7a9a01", "#a0522d",
+)  # fmt: skip
+WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 900, 440, 60, 40, 370, 70
+LEGEND_COLUMNS = 5
 
 
 def polyline(points: list[tuple[float, float]], colour: str, dashed: bool = False) -> str:
@@ -35,7 +38,7 @@ def figure(rows: list[dict[str, Any]], title: str, source: str) -> str:
     high = max(max(r["us"].values(), default=1) for r in rows)
     low = min(r["floor_us"] for r in rows)
     first, last = math.log2(rows[0]["tokens"]), math.log2(rows[-1]["tokens"]) or 1
-    bottom = HEIGHT - 70
+    bottom = HEIGHT - 90
 
     def x_at(tokens: int, panel: int) -> float:
         return LEFT + panel * (PANEL + GAP) + PANEL * (math.log2(tokens) - first) / max(last - first, 1e-9)
@@ -72,10 +75,10 @@ def figure(rows: list[dict[str, Any]], title: str, source: str) -> str:
         parts.append(polyline([(x_at(r["tokens"], 0), y_time(r["us"][name])) for r in having], colour))
         parts.append(polyline([(x_at(r["tokens"], 1), y_share(r["floor_us"] / r["us"][name])) for r in having], colour))
     for i, (name, colour) in enumerate([*zip(names, COLOURS * 2, strict=False), ("floor", "#888")]):
-        x = LEFT + i * 150
+        x, y = LEFT + i % LEGEND_COLUMNS * 167, HEIGHT - 62 + i // LEGEND_COLUMNS * 18
         parts += [
-            f'<rect x="{x}" y="{HEIGHT - 34}" width="12" height="12" fill="{colour}"/>',
-            text(x + 16, HEIGHT - 24, name, size=11),
+            f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>',
+            text(x + 16, y + 10, name, size=11),
         ]
     parts += [
         text(LEFT, TOP - 4, "µs a layer (log)"),
