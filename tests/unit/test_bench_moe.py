@@ -193,3 +193,59 @@ def test_the_profiles_hold_the_published_shapes(bench_path, monkeypatch):
     assert len(table) == 4 * (12 + 9 + 9)
     assert {s for s, _, _ in shapes} == {f"{m}-tp{n}" for m in ("v4-pro", "v4.1-flash") for n in (1, 2, 4, 8)}
     assert {t for _, _, t in shapes} == {1, 4, 16, 64, 256, 4096}
+
+
+CHILD = """
+import os, signal, sys, time
+shape, name, tokens = sys.argv[1:]
+log = open({log!r}, "a")
+print("start", shape, name, tokens, file=log, flush=True)
+time.sleep(0.3)
+if name == "raises":
+    raise ValueError("no such layout")
+if name == "dies":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if name == "hangs":
+    time.sleep(60)
+print("end", shape, name, tokens, file=log, flush=True)
+"""
+
+
+@pytest.fixture
+def rehearsal(workload, monkeypatch, tmp_path):
+    module = importlib.import_module("rehearsal")
+    contestants = importlib.import_module("contestants")
+    table = {n: contestants.Contestant(Standin, compiles=n == "good") for n in ("good", "raises", "dies", "hangs")}
+    monkeypatch.setattr(module, "CONTESTANTS", table)
+    child, log = tmp_path / "child.py", tmp_path / "log"
+    child.write_text(CHILD.format(log=str(log)))
+    monkeypatch.setattr(module, "__file__", str(child))
+    monkeypatch.setattr(module, "SECONDS", 3)
+    return module, log
+
+
+def test_a_rehearsal_says_why_a_contestant_cannot_run(rehearsal):
+    module, log = rehearsal
+    rows = [("v4-flash-tp4", "uniform", t) for t in (1, 16, 256)]
+    failed = module.rehearse(rows, ["good", "raises", "dies", "hangs"], 4)["v4-flash-tp4"]
+    assert failed == {
+        "raises": "rehearsal ended with 1: ValueError: no such layout",
+        "dies": "rehearsal ended with -11: no message",
+        "hangs": "not ready after 3 s",
+    }
+    started = log.read_text()
+    assert "start v4-flash-tp4 good 1,16,256\n" in started  # it compiles for each token count
+    assert "start v4-flash-tp4 raises 1,256\n" in started
+
+
+def test_a_rehearsal_keeps_to_the_memory_of_the_gpu(rehearsal, monkeypatch):
+    module, log = rehearsal
+    monkeypatch.setattr(module, "MEMORY", 60e9)
+    rows = [(f"v4-pro-tp{n}", "uniform", 1) for n in (1, 2, 4, 8)]
+    assert module.rehearse([*rows, ("v4-flash-tp8", "uniform", 1)], ["good"], 16) == {}
+    together, most = 0.0, 0.0
+    for line in log.read_text().splitlines():
+        kind, shape, *_ = line.split()
+        together += module.memory_of(shape) * (1 if kind == "start" else -1)
+        most = max(most, together)
+    assert most <= module.MEMORY
