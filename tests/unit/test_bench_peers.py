@@ -180,6 +180,7 @@ def test_humming_gets_the_checkpoints_layout(monkeypatch):
             assert (config.num_experts, config.num_local_experts, config.activation) == (EXPERTS, EXPERTS, "silu")
 
         def run(self, asked, info, _):
+            assert asked.gemm_type == "indexed"
             w = info.layer
             out = reference(
                 asked.hidden_states, w.w13_weight, w.w13_weight_scale, w.w2_weight, w.w2_weight_scale, asked.topk_ids,
@@ -198,9 +199,9 @@ def test_humming_gets_the_checkpoints_layout(monkeypatch):
         sglang__srt__layers__moe__moe_runner__base={"MoeRunnerConfig": types.SimpleNamespace},
         sglang__srt__layers__moe__moe_runner__humming={
             "HummingMoeQuantInfo": types.SimpleNamespace, "HummingRunnerCore": Core, "HummingRunnerInput": Input,
-            "get_standard_humming_moe_gemm_type": lambda: "indexed",
         },
         sglang__srt__layers__quantization__humming_utils={"prepare_humming_moe_layer": prepare},
+        humming__config={"GemmType": types.SimpleNamespace(INDEXED="indexed")},
     )  # fmt: skip
     contestant = importlib.import_module("contestants.humming_moe").Humming
     weights, case = layer(96)

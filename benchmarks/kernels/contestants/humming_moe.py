@@ -42,10 +42,11 @@ class Humming:
         )  # fmt: skip
 
     def call(self, case: Case) -> Call:
-        from sglang.srt.layers.moe.moe_runner.humming import HummingRunnerInput, get_standard_humming_moe_gemm_type
+        from humming.config import GemmType
+        from sglang.srt.layers.moe.moe_runner.humming import HummingRunnerInput
 
         x, ids, probabilities = case
-        kind = get_standard_humming_moe_gemm_type()
+        kind = GemmType.INDEXED
 
         def run() -> torch.Tensor:
             asked = HummingRunnerInput(hidden_states=x, topk_weights=probabilities, topk_ids=ids, gemm_type=kind)
