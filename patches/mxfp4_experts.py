@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api
+from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api, sglang_layers
 from sglang_sm120.contracts import Target
 from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
 from sglang_sm120.patching import Patch
@@ -42,7 +42,7 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Cal
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         method = original(self, layer, prefix)
         packed = self.is_fp4_experts and not getattr(self, "dequant_fp4_to_fp8", False)
-        if not packed or not sglang_api.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
+        if not packed or not sglang_layers.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
             return method
         report.once("summary", report.summary())
         runner = sglang_api.layer_runner(prefix)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api
+from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api, sglang_layers
 from sglang_sm120.contracts import Target
 from sglang_sm120.patches import behaviour
 from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
@@ -33,7 +33,7 @@ def install(settings: Settings) -> str:
 
 def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
-        if not sglang_api.is_fused_moe(layer):
+        if not sglang_layers.is_fused_moe(layer):
             return original(self, layer, prefix)
         report.once("summary", report.summary())
         # SGLang 0.5.16 has DSpark and does not exclude its `stages.*`, which are MXFP4 like every draft's experts.

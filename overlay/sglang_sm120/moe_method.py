@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 
-from sglang_sm120 import metrics, report, sglang_api
+from sglang_sm120 import metrics, report, sglang_api, sglang_layers
 from sglang_sm120.kernels.sm120 import mxfp4_moe
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.shard_ledger import ShardLedger
@@ -40,6 +40,8 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         self.activation = activation
         self.weights: mxfp4_moe.PreparedWeights | None = None
         self.wide_scales: bool | None = None
+        self.role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
+        self.has_run = False
 
     def create_weights(
         self,
@@ -102,7 +104,9 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         return None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Check that every parameter was filled, and repack in place. The second call in a row does nothing.
+        """Check that every parameter was filled, repack in place, and on a GPU compile what a forward can need.
+
+        The second call in a row does nothing.
 
         Raises:
             ValueError: a tensor of the checkpoint never arrived; the message names it.
@@ -118,6 +122,8 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         )
         self.weights = self._with_first_range(weights)
         report.once(("prepared", self.prefix), f"Prepared MXFP4 experts for {RUNNER} (layer: {self.prefix})")
+        if _on_gpu(self.weights):
+            self._warm_up(self.weights)
 
     def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> Any:
         """Run the experts of this rank.
@@ -129,28 +135,45 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         Returns:
             StandardCombineInput with bf16 [T, H], to be summed over ranks by the caller.
         """
-        from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
-
         weights = self._present_weights(layer)
-        role = "draft" if sglang_api.is_draft_prefix(self.prefix) else "target"
-        report.once(
-            ("apply", role), f"{RUNNER} runs the {role}'s experts ({self.prefix}, {self.activation} activations)"
-        )
-        metrics.count_dispatch(role, RUNNER)
-        topk = sglang_api.standard_topk(dispatch_output.topk_output)
+        if not self.has_run:
+            self._announce()
+        metrics.count_dispatch(self.role, RUNNER)
+        topk = sglang_layers.standard_topk(dispatch_output.topk_output)
         hidden = dispatch_output.hidden_states
-        out = sglang_api.empty_for_all_reduce(hidden)
+        out = sglang_layers.empty_for_all_reduce(hidden)
         mxfp4_moe.mxfp4_moe(
             hidden,
             weights,
-            sglang_api.local_expert_ids(layer, topk.topk_ids),
+            # int64, which relocated experts may have, would need kernels that were not compiled before
+            sglang_layers.local_expert_ids(layer, topk.topk_ids).to(torch.int32),
             topk.topk_weights.to(torch.float32),
             swiglu_limit=self.config.swiglu_limit,
             routed_scaling_factor=self._scaling_factor(layer),
             activation=self.activation,
             out=out,
         )
-        return StandardCombineInput(hidden_states=out)
+        return sglang_layers.combine_input(out)
+
+    def _announce(self) -> None:
+        self.has_run = True
+        report.once(
+            ("apply", self.role),
+            f"{RUNNER} runs the {self.role}'s experts ({self.prefix}, {self.activation} activations)",
+        )
+
+    def _warm_up(self, weights: mxfp4_moe.PreparedWeights) -> None:
+        """Compile before the server says that it is ready; layers of one shape share what the first one compiled."""
+        done = mxfp4_moe.warm_up(
+            weights,
+            self.config.top_k,
+            sglang_api.most_tokens_of_a_forward(),
+            activation=self.activation,
+            swiglu_limit=self.config.swiglu_limit,
+        )
+        report.once(
+            ("warm-up", done), f"{RUNNER} compiled {done.kernels} kernels in {done.seconds:.1f} s (for {self.prefix})"
+        )
 
     def _scaling_factor(self, layer: torch.nn.Module) -> float:
         """1 where top-k has multiplied already."""
@@ -198,7 +221,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
                 _bytes(getattr(layer, name)).fill_(DUMMY_SCALE)
             return
         if not self.ledger.is_empty:
-            missing = self.ledger.missing(sglang_api.checkpoint_experts(layer))
+            missing = self.ledger.missing(sglang_layers.checkpoint_experts(layer))
             if missing:
                 more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
                 raise ValueError(
@@ -211,6 +234,10 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
                 raise ValueError(
                     f"{self.prefix}: {name} of local expert {unfilled[0]} has values that were never loaded or are NaN"
                 )
+
+
+def _on_gpu(weights: mxfp4_moe.PreparedWeights) -> bool:
+    return weights.w13.is_cuda
 
 
 _BLOCK_SCALE = {"quant_method": "block", "format_ue8m0": False}

@@ -1,4 +1,6 @@
-"""Every question that the overlay asks SGLang, in one place: where releases differ, they differ here.
+"""What the overlay asks SGLang about a launch: its flags, its configuration, the process it runs in.
+
+Where releases differ, they differ here and, for layers that have been built, in `sglang_layers`.
 
 Imports are inside the functions: a launcher must not import model code before SGLang does.
 """
@@ -156,72 +158,20 @@ def register_runner_name(name: str) -> None:
         add_moe_runner_backend_choices([name])
 
 
-def is_fused_moe(layer: object) -> bool:
-    """Whether the layer is SGLang's fused MoE layer."""
-    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
-
-    return isinstance(layer, FusedMoE)
-
-
-def standard_topk(topk_output: Any) -> Any:
-    """Top-k ids and weights as tensors; a bypassed output computes them now."""
-    from sglang.srt.layers.moe.topk import TopKOutputChecker
-
-    if TopKOutputChecker.format_is_standard(topk_output):
-        return topk_output
-    if TopKOutputChecker.format_is_bypassed(topk_output):
-        return topk_output.to_standard()
-    raise ValueError(f"top-k output has format {topk_output.format}; expected standard or bypassed")
-
-
-def local_expert_ids(layer: Any, topk_ids: Any) -> Any:
-    """Ids of this rank's experts, -1 elsewhere, whichever id space SGLang's dispatcher left them in.
-
-    The dispatcher of SGLang 0.5.23 maps ids to local ones for our method; earlier dispatchers are keyed on the global
-    runner (the target's, under DSpark), may keep global ids, and say so with `skip_local_expert_mapping`.
-    """
-    dispatcher = getattr(layer, "dispatcher", None)
-    if layer.moe_ep_size == 1 or not getattr(dispatcher, "skip_local_expert_mapping", False):
-        return topk_ids
-    import torch
-
-    shared = layer.num_fused_shared_experts
-    routed = layer.num_local_experts - shared
-    local = topk_ids - layer.moe_ep_rank * routed
-    here = (local >= 0) & (local < routed)
-    mapped = torch.where(here, local, -1)
-    if shared:
-        first_shared = layer.num_experts - shared
-        mapped = torch.where(topk_ids >= first_shared, topk_ids - first_shared + routed, mapped)
-    return mapped
-
-
-def checkpoint_experts(layer: Any) -> list[int]:
-    """Checkpoint numbers of the experts that this rank's slots hold, under EP and expert relocation."""
-    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
-
-    metadata = get_global_expert_location_metadata() if getattr(layer, "uses_expert_location", True) else None
-    if metadata is None:
-        return [e for e in range(layer.num_experts) if layer._map_global_expert_id_to_local_expert_id(e) != -1]
-    routed = layer.num_local_experts - layer.num_fused_shared_experts
-    first = layer.moe_ep_rank * routed
-    return sorted(set(metadata.physical_to_logical_map_cpu[layer.layer_id, first : first + routed].tolist()))
-
-
 def loads_dummy_weights() -> bool:
     """Whether --load-format dummy leaves the packed bytes unset."""
     return str(_published_args().load_format) == "dummy"
 
 
-def empty_for_all_reduce(like: Any) -> Any:
-    """An uninitialised tensor like the given one, in symmetric memory where SGLang's all-reduce wants that."""
-    import torch
-    from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
-    from sglang.srt.layers.dp_attention import is_allocation_symmetric
-    from sglang.srt.runtime_context import get_parallel
-
-    with use_symmetric_memory(get_parallel().tp_group, disabled=not is_allocation_symmetric()):
-        return torch.empty_like(like)
+def most_tokens_of_a_forward() -> int | None:
+    """Tokens that a forward of this process has at most; None where the flags set no limit."""
+    args = _published_args()
+    prefill, running = resolved(args, "chunked_prefill_size"), resolved(args, "max_running_requests")
+    if not prefill or prefill < 0 or not running:
+        return None
+    drafted = resolved(args, "speculative_num_draft_tokens") or 1
+    # Chunks may be mixed with decoding, and under DP attention a layer sees the tokens of all ranks.
+    return int((prefill + running * drafted) * (resolved(args, "dp_size") or 1))
 
 
 def resolve(server_args: Any) -> None:
