@@ -13,211 +13,22 @@ is broken or no tile was compiled.
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from sm120_code import TOOLS, broken_limits, measure, tiles, triton_tools
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
 README = ROOT / "kernels" / "sm120" / "README.md"
 MARKERS = ("<!-- sm120_report: begin -->", "<!-- sm120_report: end -->")
-TOOLS = "SM120_REPORT_TOOLS"  # tells the process of another Triton where the installed one's tools are
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # what SGLang 0.5.12 to 0.5.23 pin, and the newest
 ARCHITECTURES = (120, 121)
-SMS = 188
-SHAPES = (  # hidden, intermediate of one rank, experts, top_k
-    *((4096, 2048 // tp, 256, 6) for tp in (1, 2, 4, 8)),
-    *((7168, 3072 // tp, 384, 6) for tp in (1, 2, 4, 8)),
-    *((5120, 2304 // tp, 384, 6) for tp in (1, 4)),
-)
-TOKENS = (1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# Per SM of compute capability 12.x (CUDA C++ Programming Guide, table of technical specifications).
-SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED, REGISTERS_PER_SM, WARPS_PER_SM, CTAS_PER_SM = (
-    102400,
-    101376,
-    1024,
-    65536,
-    48,
-    24,
-)
-# Thread-instructions of the main loop per weight, by token tile. The narrowest tile is what decoding uses; wider ones
-# spend more because the MMAs and scale products themselves grow with the tokens.
-INSTRUCTIONS = {
-    "bf16": {8: 4.2, 16: 4.2, 32: 4.8},
-    "mxfp8": {8: 1.9, 32: 2.5, 64: 3.4},
-}
-
-
-def tiles() -> list[dict[str, Any]]:
-    """Distinct (kernel, mode, tile) over the shapes, each with the first shape that uses it."""
-    import torch
-
-    from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
-
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for mode in ("bf16", "mxfp8"):
-        for hidden, inter, experts, top_k in SHAPES:
-            for tokens in TOKENS:
-                fp8 = mode == "mxfp8"
-                work = schedule.Work(tokens, top_k, experts, hidden, inter, fp8, fp8)
-                plan = schedule.plan(work, SMS, False)
-                for kernel, tile in (("gate_up", plan.gate_up), ("down", plan.down)):
-                    bf16 = plan.partial == torch.bfloat16
-                    key = (kernel, mode, tile, plan.many)
-                    found.setdefault(
-                        key,
-                        {"kernel": kernel, "mode": mode, "tile": tile, "many": plan.many, "scan": plan.scan,
-                         "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter, "top_k": top_k},
-                    )  # fmt: skip
-    return list(found.values())
-
-
-def compile_tile(config: dict[str, Any], arch: int) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
-
-    tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
-    constants = {
-        "HIDDEN": config["hidden"], "INTER": config["inter"], "RP": 64 if config["scan"] else 1,
-        "EP": 1 if config["scan"] else 256, "BN": tile.rows, "BT": tile.tokens, "SB": tile.superblocks,
-        "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False,
-        "ASM": True,
-        "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
-    }  # fmt: skip
-    activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
-    types = {
-        "x_ptr": activations, "xs_ptr": pairs, "h_ptr": activations, "hs_ptr": "*u8" if fp8 and first else pairs,
-        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "counts_ptr": "*i32",
-        "x_stride": "i32",
-        "limit": "fp32", "num_routes": "i32", "num_experts": "i32",
-    }  # fmt: skip
-    fn = getattr(gemm, config["kernel"]).compiled
-    signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
-    aligned = [i for i, name in enumerate(fn.arg_names) if name.endswith("_ptr") or name == "x_stride"]
-    source = ASTSource(
-        fn=fn,
-        signature=signature,
-        constexprs={name: value for name, value in constants.items() if name in fn.arg_names},
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-    )
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-
-
-def triton_tools(triton: Any) -> str:
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin")
-
-
-def run_tool(name: str, arguments: list[str], cubin: bytes) -> str:
-    """A tool of the installed Triton's wheel (nvdisasm, cuobjdump) on a cubin; older ones do not know sm_121."""
-    import triton
-
-    tool = Path(os.environ.get(TOOLS, triton_tools(triton))) / name
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(cubin)
-        f.flush()
-        return subprocess.run([tool, *arguments, f.name], capture_output=True, text=True, check=True).stdout
-
-
-def main_loop(sass: str) -> tuple[list[str], list[str]]:
-    """(all instructions, those of the backward branch's body that holds the most MMAs)."""
-    labels: dict[str, int] = {}
-    instructions: list[str] = []
-    for line in sass.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label[1]] = len(instructions)
-        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
-            instructions.append(instruction[1].strip())
-    best, most = (0, 0), 0
-    for i, text in enumerate(instructions):
-        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", text)
-        start = labels.get(target[1], len(instructions)) if target else len(instructions)
-        mmas = sum("MMA" in t for t in instructions[start:i])
-        if mmas > most:
-            best, most = (start, i + 1), mmas
-    return instructions, instructions[slice(*best)]
-
-
-def opcode(instruction: str) -> str:
-    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
-
-
-def words_are_whole(ttgir: str) -> bool:
-    """Whether every four-byte decode sees four neighbouring bytes of a row in a thread's registers.
-
-    True for MMA operands of kWidth 4 and for blocked layouts with at least 4 elements a thread along the last
-    dimension.
-    """
-    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
-    decodes = re.findall(r"packed_element = 4 .*?\} [^:]*: tensor<[0-9x]+xi8, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>", ttgir)
-    for layout in decodes:
-        text = layouts.get(layout, layout)
-        blocked = re.search(r"sizePerThread = \[([0-9, ]+)\].*order = \[(\d)", text)
-        if blocked:
-            sizes = [int(n) for n in blocked[1].split(",")]
-            whole = sizes[-1] % 4 == 0 and int(blocked[2]) == len(sizes) - 1
-        else:
-            whole = "kWidth = 4" in text
-        if not whole:
-            return False
-    return bool(decodes)
-
-
-def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
-    import triton
-
-    compiled, tile = compile_tile(config, arch), config["tile"]
-    instructions, loop = main_loop(run_tool("nvdisasm", ["-c"], compiled.asm["cubin"]))
-    usage = run_tool("cuobjdump", ["-res-usage"], compiled.asm["cubin"])
-    registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
-    smem, threads = compiled.metadata.shared, 32 * tile.warps
-    resident = min(
-        SMEM_PER_SM // (smem + SMEM_RESERVED), REGISTERS_PER_SM // (-(-registers // 8) * 8 * threads),
-        WARPS_PER_SM // tile.warps, CTAS_PER_SM,
-    )  # fmt: skip
-    ops = collections.Counter(opcode(i) for i in loop)
-    mmas = collections.Counter(opcode(i).split(".")[0] for i in instructions if re.search(r"\b[HQO]MMA", i))
-    copies = [o for o in ops.elements() if o.startswith("LDGSTS")]
-    weights = tile.rows * 64 * tile.superblocks / threads
-    # The weight tile's bytes a thread and step, all of which must come in 16-byte copies.
-    wide = sum("128" in o for o in copies)
-    return {
-        "triton": triton.__version__, "arch": f"sm_{arch}a", "kernel": config["kernel"], "mode": config["mode"],
-        "tile": f"{tile.rows}x{tile.tokens}", "warps": tile.warps, "stages": tile.stages, "wide": config["many"],
-        "mma": dict(mmas), "scaled_mma": any("QMMA" in i and "SF" in i for i in instructions),
-        "instructions_per_weight": round(len(loop) / weights, 2), "registers": registers,
-        "spills": stack + sum(opcode(i).startswith(("LDL", "STL")) for i in instructions), "shared": smem,
-        "ctas_per_sm": resident, "weight_copies_16b": wide >= weights / 2 / 16,
-        "sync_loads": sum(o.split(".")[0] in ("LDG", "LD") for o in ops.elements()),
-        "whole_words": words_are_whole(compiled.asm["ttgir"]), "tokens": tile.tokens,
-    }  # fmt: skip
-
-
-def broken_limits(row: dict[str, Any]) -> list[str]:
-    """The limits that a row of `measure` breaks, in words."""
-    tokens, limit = row["tokens"], INSTRUCTIONS[row["mode"]][row["tokens"]]
-    checks = {
-        f"{row['spills']} spills": row["spills"] == 0,
-        f"{row['shared']} bytes of shared memory, limit {SMEM_PER_CTA}": row["shared"] <= SMEM_PER_CTA,
-        f"{row['ctas_per_sm']} CTAs an SM, limit 2": row["ctas_per_sm"] >= (2 if tokens <= 32 else 1),
-        "weight copies narrower than 16 bytes": row["weight_copies_16b"],
-        f"{row['sync_loads']} synchronous loads in the loop": row["sync_loads"] == 0,
-        "a decode sees a torn word": row["whole_words"],
-        f"{row['instructions_per_weight']} instructions a weight, limit {limit}": row["instructions_per_weight"]
-        <= limit,
-        "no block-scaled MMA": row["mode"] == "bf16" or row["scaled_mma"],
-        "decomposed into bf16 MMAs": row["mode"] == "bf16" or "HMMA" not in row["mma"],
-    }
-    return [what for what, good in checks.items() if not good]
 
 
 def worker(architectures: list[int]) -> list[dict[str, Any]]:

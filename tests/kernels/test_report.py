@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sm120_report.py"
+import sm120_code
+import sm120_report
 
 
 @pytest.fixture(scope="module")
-def report():
-    spec = importlib.util.spec_from_file_location("sm120_report", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sm120_report"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def rows(report):
-    return report.rows_of(None, [120])
+def rows():
+    return sm120_report.rows_of(None, [120])
 
 
 def test_the_table_has_both_modes_products_and_all_regimes(rows):
@@ -46,20 +32,20 @@ BREAK = {
 
 
 @pytest.mark.parametrize("what", BREAK)
-def test_each_limit_can_be_broken(report, what):
+def test_each_limit_can_be_broken(what):
     good = {
         "tokens": 8, "mode": "mxfp8", "spills": 0, "shared": 20000, "ctas_per_sm": 4, "weight_copies_16b": True,
         "sync_loads": 0, "whole_words": True, "instructions_per_weight": 1.8, "scaled_mma": True, "mma": {"QMMA": 16},
     }  # fmt: skip
-    assert report.broken_limits(good) == []
-    assert len(report.broken_limits(good | {what: BREAK[what]})) == 1
+    assert sm120_code.broken_limits(good) == []
+    assert len(sm120_code.broken_limits(good | {what: BREAK[what]})) == 1
 
 
-def test_torn_words_are_seen(report):
+def test_torn_words_are_seen():
     asm = 'tt.elementwise_inline_asm "x" {packed_element = 4 : i32, pure = true} %w : tensor<64x32xi8, '
-    assert report.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 4}>> -> ")
-    assert not report.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 2}>> -> ")
+    assert sm120_code.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 4}>> -> ")
+    assert not sm120_code.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 2}>> -> ")
     blocked = "#blocked = #ttg.blocked<{sizePerThread = [1, %d], warpsPerCTA = [4, 1], order = [1, 0]}>\n"
-    assert report.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
-    assert not report.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
-    assert not report.words_are_whole("no decode at all")
+    assert sm120_code.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
+    assert not sm120_code.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
+    assert not sm120_code.words_are_whole("no decode at all")
