@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time the MXFP4 MoE layer against other kernels: one process, interleaved, cold L2, CUDA-graph replay.
 
-    PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --out receipt.json
+    PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --rows table --rehearse 12 --out receipt.json
 
 Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked
 against float64 on the same weights before its time counts. A row's graph holds several calls with their own experts and
