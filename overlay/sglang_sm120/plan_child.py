@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import layer_faults, patching, report, settings, sglang_api, simulate, traps
+from sglang_sm120 import files, layer_faults, patching, report, settings, sglang_api, simulate, traps
 from sglang_sm120.settings import RUNNER
 
 OUR_METHOD = "Sm120Mxfp4MoEMethod"
@@ -173,6 +173,12 @@ def _message(error: BaseException) -> str:
         return text
     if isinstance(error, SystemExit):
         return "these flags make SGLang end without serving"
+    home = files.user_home()
+    if isinstance(error, OSError) and home is not None and Path(str(error.filename)).is_relative_to(home):
+        return (
+            f"SGLang cannot use the home directory ({error.filename}: {error.strerror}), where its stack keeps "
+            "compiled kernels; set HOME to a directory that can be written"
+        )
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, {frames[-1].line}" if frames else "nowhere"
     if not text or isinstance(error, (AttributeError, IndexError, KeyError, TypeError, ZeroDivisionError)):

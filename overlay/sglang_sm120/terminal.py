@@ -33,6 +33,8 @@ def show(text: str, columns: int | None) -> None:
     Raises:
         OutputError: a full disk behind stdout.
     """
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)  # before it is wrapped: escapes are longer
     try:
         print(wrapped(text, columns))
         sys.stdout.flush()

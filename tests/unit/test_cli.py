@@ -1,0 +1,64 @@
+"""Misspelt commands and flags, and interruptions that something on the way swallows."""
+
+import contextlib
+import signal
+
+import pytest
+
+from sglang_sm120 import cli, doctor, interrupts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["paln"], "'paln' is no command; did you mean plan?"),
+        (["self-test"], "did you mean selftest?"),
+        (["docter", "--json"], "did you mean doctor?"),
+        (["launch"], "the commands are plan, doctor, selftest, tune, verify"),
+        (["doctor", "--jsn"], "did you mean --json?"),
+        (["doctor", "--fix-hint", "--hints"], "unrecognized arguments: --hints"),
+        (["plan", "--model-path=/m", "--model", "/m"], "did you mean --model?"),
+        (["plan", "--model", "/m", "--tp", "2"], "flags of SGLang come after --"),
+        (["verify", "--ulr", "http://h"], "--url"),
+        (["doctor", "--", "--tp", "2"], "doctor takes nothing after --"),
+    ],
+)
+def test_near_misses(arguments, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_help_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("plan", "doctor", "selftest", "tune", "verify"):
+        with pytest.raises(SystemExit) as end:
+            cli.main([command, "--help"])
+        assert end.value.code == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_an_interruption_that_an_import_swallows_ends_the_command(monkeypatch):
+    """torch's imports have bare except clauses; without more, Ctrl-C in one of them is lost."""
+
+    def examine():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.check()
+        pytest.fail("went on")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert cli.main(["doctor"]) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch, capsys):
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(doctor, "examine", lambda: signal.raise_signal(signal.SIGINT) or {"errors": []})
+        monkeypatch.setattr(doctor, "render", lambda document, hints: "done")
+        assert cli.main(["doctor"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert capsys.readouterr().out == "done\n"
