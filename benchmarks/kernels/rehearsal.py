@@ -9,6 +9,7 @@ end in an error or a crash, so that they cannot take the measurement down with t
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,9 @@ def outcome(run: dict[str, Any]) -> str | None:
         run["process"].wait()
         return f"not ready after {SECONDS} s"
     lines = run["log"].read_text(errors="replace").strip().splitlines()
-    return "" if code == 0 else f"rehearsal ended with {code}: {lines[-1] if lines else 'no message'}"[:300]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]  # CUDA's go on after their name
+    why = [*lines[-1:], *named[-1:]][-1:] or ["no message"]
+    return "" if code == 0 else f"rehearsal ended with {code}: {why[0]}"[:300]
 
 
 def main() -> int:

@@ -202,7 +202,7 @@ log = open({log!r}, "a")
 print("start", shape, name, tokens, file=log, flush=True)
 time.sleep(0.3)
 if name == "raises":
-    raise ValueError("no such layout")
+    raise ValueError("no such layout\\nand a hint of three more lines")
 if name == "dies":
     os.kill(os.getpid(), signal.SIGSEGV)
 if name == "hangs":
