@@ -7,6 +7,7 @@ in each scheduler, when SGLang's loader has made the quantization configuration:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 from sglang_sm120 import imports, patching
@@ -127,7 +128,18 @@ def _one_step(thing: object) -> Iterator[object]:
         yield inspect.getattr_static(type(thing), "__call__", None)
         yield inspect.getattr_static(type(thing), "__get__", None)
         yield getattr(thing, "__dict__", None)
-        yield inspect.getattr_static(thing, "__wrapped__", None)
+        yield from _slots(thing)
+
+
+def _slots(thing: object) -> Iterator[object]:
+    """What an object holds beside a dictionary; a wrapper in C computes its `__wrapped__`."""
+    for cls in type(thing).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, MemberDescriptorType) or (
+                isinstance(member, GetSetDescriptorType) and name == "__wrapped__"
+            ):
+                with contextlib.suppress(AttributeError):  # not yet set
+                    yield member.__get__(thing)
 
 
 def _of_function(function: FunctionType) -> Iterator[object]:
@@ -142,10 +154,8 @@ def _of_function(function: FunctionType) -> Iterator[object]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
-        try:
+        with contextlib.suppress(ValueError):  # not yet filled
             yield from _named(cell.cell_contents, names)
-        except ValueError:  # not yet filled
-            continue
     if _package(function) not in _NOT_FOREIGN:
         for name in names & function.__globals__.keys():
             yield from _named(function.__globals__[name], names)
