@@ -177,6 +177,7 @@ OURS = [
         OVERLAY / "patching.py",
         "Two overlays cannot both own it; remove one, or leave ours out with SGLANG_SM120_DISABLE=",
     ),
+    (OVERLAY / "reach.py", "which does not call what was there before"),
     (OVERLAY / "settings.py", ", or unset for the default"),
     (OVERLAY / "moe_method.py", "the checkpoint did not deliver "),
     (OVERLAY / "moe_method.py", "has values that were never loaded or are NaN"),
