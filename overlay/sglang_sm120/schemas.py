@@ -34,7 +34,7 @@ def check(document: Any, what: str, schema: int) -> Mapping[str, Any]:
         need = f"sglang-sm120 {writer}, which wrote it," if writer else "the sglang-sm120 that wrote it"
         raise SchemaError(
             f"{what} of schema {found}; this sglang-sm120 {__version__} reads schema {schema}. "
-            f"It needs {need} or a newer one: pip install --upgrade sglang-sm120"
+            f"It needs {need} or a newer one"
         )
     raise SchemaError(
         f"{what} of schema {found}, of sglang-sm120 {writer or '(older)'}; this {__version__} reads schema {schema}. "

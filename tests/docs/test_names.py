@@ -190,6 +190,12 @@ OURS = [
     (OVERLAY / "checkpoint.py", "and SGLang would read them as "),
     (OVERLAY / "plugin.py", "the visible GPUs differ; routing MoE layers for "),
     (OVERLAY / "plan.py", "memory: the weights take at least "),
+    (OVERLAY / "plan_child.py", "SGLang cannot use the home directory ("),
+    (OVERLAY / "jit_caches.py", " old: a killed compile left it, and the next one waits for it"),
+    (OVERLAY / "jit_caches.py", " is held by process "),
+    (OVERLAY / "kernels" / "sm120" / "mxfp4_moe" / "tuning.py", "Ignoring the tile table "),
+    (OVERLAY / "tile_tables.py", "it is for "),
+    (OVERLAY / "schemas.py", "which wrote it,"),
     (
         ROOT / "patches" / "cutlass_swiglu_limit.py",
         "the installed FlashInfer's cutlass_fused_moe takes no swiglu_limit",
