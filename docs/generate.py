@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import releases
+from sglang_sm120 import releases, schemas
 
 ROOT = Path(__file__).resolve().parent.parent
 RECEIPTS = ROOT / "benchmarks" / "receipts"
+SCHEMAS = {"selftest": 1, "bench_moe": 2}  # newest of each kind that is read here
 NOTHING = "No receipt holds a time on an SM120 or SM121, so there is no figure to show."
 
 
@@ -29,6 +30,10 @@ def receipts(kind: str, rows: str) -> list[tuple[str, dict[str, Any]]]:
     for file in sorted(RECEIPTS.rglob("*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(document, dict) and document.get("kind") == kind and document.get(rows):
+            try:
+                schemas.check(document, f"a receipt of {kind}", SCHEMAS[kind], oldest=1)
+            except schemas.SchemaError as error:
+                raise SystemExit(f"{file}: {error}") from error
             found.append((str(file.relative_to(ROOT)), document))
     return found
 

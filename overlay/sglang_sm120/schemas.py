@@ -12,13 +12,14 @@ class SchemaError(ValueError):
     """A document that this version cannot read; the message says what it is and which version can."""
 
 
-def check(document: Any, what: str, schema: int) -> Mapping[str, Any]:
-    """The document, if it has the schema that the caller reads.
+def check(document: Any, what: str, schema: int, oldest: int | None = None) -> Mapping[str, Any]:
+    """The document, if it has a schema that the caller reads.
 
     Args:
         document: what was parsed from JSON.
         what: what it is for people, as in "a tile table".
-        schema: the number that the caller reads.
+        schema: the number that the caller reads, the newest of them.
+        oldest: the oldest that it reads; `schema` if None.
 
     Raises:
         SchemaError: it is no JSON object, has no schema, or has another one.
@@ -27,7 +28,7 @@ def check(document: Any, what: str, schema: int) -> Mapping[str, Any]:
     if type(found) is not int:
         raise SchemaError(f"not {what}: it has no schema number")
     assert isinstance(document, dict)
-    if found == schema:
+    if (schema if oldest is None else oldest) <= found <= schema:
         return document
     writer = _writer(document)
     if found > schema:

@@ -1,5 +1,6 @@
 """Documents of a newer version: every reader says what it is and which version reads it."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -38,6 +39,24 @@ def test_others(document, says):
     with pytest.raises(schemas.SchemaError) as error:
         schemas.check(document, "a receipt", 1)
     assert says in str(error.value)
+
+
+def test_a_reader_of_several():
+    for number in (1, 2):
+        assert schemas.check({"schema": number}, "a receipt", 2, oldest=1)
+    with pytest.raises(schemas.SchemaError, match="of schema 3"):
+        schemas.check({"schema": 3}, "a receipt", 2, oldest=1)
+
+
+def test_the_documents_generator_names_a_newer_receipt(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    receipt = {"schema": 9, "kind": "selftest", "timing": [1], "versions": {"sglang-sm120": "0.8.0"}}
+    (tmp_path / "new.json").write_text(json.dumps(receipt))
+    monkeypatch.setattr(generate, "RECEIPTS", tmp_path)
+    with pytest.raises(SystemExit, match=r"new\.json: a receipt of selftest of schema 9.*needs sglang-sm120 0\.8\.0"):
+        generate.receipts("selftest", "timing")
 
 
 @pytest.mark.parametrize(
