@@ -4,10 +4,11 @@
     PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --rows table --rehearse 12 --out receipt.json
 
 Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked
-against float64 on the same weights before its time counts. A row's graph holds several calls with their own experts and
-inputs, so that weights come from DRAM; contestants take turns, one replay each, until all have their samples. Floor:
-bytes of the experts hit plus input and output over this run's copy bandwidth, or operations over its matrix-product
-rate, whichever is larger. The result is a receipt with versions, commit and raw samples.
+against float64 on the same weights before its time counts, for the shape and in each row. A row's graph holds several
+calls with their own experts and inputs, so that weights come from DRAM; contestants take turns, one replay each, until
+all have their samples. Floor: bytes of the experts hit plus input and output over this run's copy bandwidth, or
+operations over its matrix-product rate, whichever is larger. The result is a receipt with versions, commit and raw
+samples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
 
 TOLERANCE = {"ours mxfp8": 8e-2}  # relative L2; two e4m3 roundings cost about 5e-2
 DEFAULT_TOLERANCE = 1e-2  # bf16 intermediates; Marlin's own is 4.7e-3
-CHECKED_TOKENS = 16
+CHECKED_TOKENS = 16  # before a shape's rows
+ROW_CHECKED_TOKENS = 4  # in each row, for other kernels run at other token counts
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
 V4_FLASH = ("v4-flash-tp1", "v4-flash-tp2", "v4-flash-tp4", "v4-flash-tp8")
 Row = tuple[str, str, int]  # shape, routing, tokens
@@ -59,27 +61,28 @@ PROFILES = {
 
 
 class Check:
-    """Relative L2 error against float64, of 16 tokens; the float64 result is computed once for a shape."""
+    """Relative L2 error against float64, of `count` tokens of one case, spread over it."""
 
-    def __init__(self, weights: workload.Weights, top_k: int) -> None:
-        experts, _, half = weights[0].shape
-        self.case = workload.case(CHECKED_TOKENS, experts, 2 * half, top_k, seed=99)
-        self.want = moe.reference.mxfp4_moe(self.case[0], *weights, self.case[1], self.case[2], swiglu_limit=CLAMP)
+    def __init__(self, weights: workload.Weights, case: workload.Case, count: int) -> None:
+        x, ids, probabilities = self.case = case
+        self.tokens = torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).long()
+        picked = x[self.tokens], *weights, ids[self.tokens], probabilities[self.tokens]
+        self.want = moe.reference.mxfp4_moe(*picked, swiglu_limit=CLAMP)
 
-    def error(self, name: str, contestant: Any) -> float:
+    def error(self, name: str, got: torch.Tensor) -> float:
         """Raises ValueError beyond the contestant's tolerance."""
-        got = contestant.call(self.case)().double()
-        error = float((got - self.want).norm() / self.want.norm())
+        error = float((got[self.tokens].double() - self.want).norm() / self.want.norm())
         if not error <= TOLERANCE.get(name, DEFAULT_TOLERANCE):
             raise ValueError(f"relative error {error:.1e}: not timed")
         return error
 
 
-def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], row: dict[str, Any]) -> dict[str, Any]:
+def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], check: Check, row: dict[str, Any]) -> dict:
     graphs = {}
     for name, contestant in contestants.items():
         try:
             calls = [contestant.call(c) for c in cases]
+            row["errors"][name] = check.error(name, calls[0]())
             graphs[name] = workload.capture(calls), calls  # the calls own buffers that the graph uses
         except Exception as error:  # noqa: BLE001 - one contestant's failure is a result, not the end of the run
             torch.cuda.synchronize()
@@ -87,7 +90,9 @@ def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], row: dict
     return graphs
 
 
-def time_row(key: Row, contestants: dict[str, Any], rates: dict[str, float], samples: int) -> dict[str, Any]:
+def time_row(
+    key: Row, contestants: dict[str, Any], weights: workload.Weights, rates: dict[str, float], samples: int
+) -> dict[str, Any]:
     shape, routing, tokens = key
     experts, hidden, inter, top_k = workload.SHAPES[shape]
     calls = workload.calls_for(tokens, top_k) if tokens < 1024 else 2
@@ -97,9 +102,9 @@ def time_row(key: Row, contestants: dict[str, Any], rates: dict[str, float], sam
     row: dict[str, Any] = {
         "shape": shape, "tokens": tokens, "routing": routing, "calls": calls, "bytes": moved, "operations": operations,
         "floor_us": max(moved / rates["copy_bandwidth"], operations / rates["matmul_rate"]) * 1e6, "us": {}, "raw": {},
-        "failed": {},
+        "errors": {}, "failed": {},
     }  # fmt: skip
-    graphs = graphs_of(contestants, cases, row)
+    graphs = graphs_of(contestants, cases, Check(weights, cases[0], ROW_CHECKED_TOKENS), row)
     raw: dict[str, list[float]] = {name: [] for name in graphs}
     for i in range(samples + 2):
         for name, (graph, _) in graphs.items():
@@ -116,13 +121,14 @@ def build(weights: workload.Weights, names: list[str], top_k: int, failed: dict[
     built: dict[str, Any] = {}
     errors: dict[str, float] = {}
     shared: dict[str, Any] = {}
-    check = Check(weights, top_k)
+    experts, _, half = weights[0].shape
+    check = Check(weights, workload.case(CHECKED_TOKENS, experts, 2 * half, top_k, seed=99), CHECKED_TOKENS)
     for name in names:
         if name in failed:
             continue
         try:
             contestant = CONTESTANTS[name].make(weights, shared)
-            errors[name] = check.error(name, contestant)
+            errors[name] = check.error(name, contestant.call(check.case)())
             built[name] = contestant
         except Exception as error:  # noqa: BLE001 - as above
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -168,7 +174,7 @@ def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, 
         if time.time() > options.deadline:
             raise TimeoutError
         samples = options.samples if key[2] <= 256 else min(options.samples, 7)
-        row = time_row(key, contestants, receipt, samples)
+        row = time_row(key, contestants, weights, receipt, samples)
         receipt["rows"].append(row)
         print(line(row, list(contestants)), flush=True)
 

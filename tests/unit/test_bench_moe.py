@@ -110,6 +110,7 @@ def bench(workload, monkeypatch):
         "wrong": contestants.Contestant(lambda w, s: Standin(w, s, factor=1.02)),
         "absent": contestants.Contestant(lambda w, s: importlib.import_module("no_such_kernel_library")),
         "small": contestants.Contestant(lambda w, s: Standin(w, s, limit=16)),
+        "late": contestants.Contestant(Late),
     }
     monkeypatch.setattr(module, "CONTESTANTS", table)
     monkeypatch.setattr(contestants, "CONTESTANTS", table)
@@ -146,6 +147,16 @@ class Standin:
         return lambda: self.factor * moe.reference.mxfp4_moe(x, *self.weights, ids, probabilities, swiglu_limit=10.0)
 
 
+class Late(Standin):
+    """Wrong in its last token as soon as there are more than 16."""
+
+    def call(self, case):
+        right = super().call(case)
+        factor = torch.ones(len(case[0]), 1)
+        factor[16:][-1:] = 1.5
+        return lambda: right() * factor
+
+
 def receipt_of(bench, monkeypatch, tmp_path, *options):
     out = tmp_path / "receipt.json"
     monkeypatch.setattr(sys, "argv", ["bench_moe.py", *options, "--samples", "2", "--out", str(out)])
@@ -162,17 +173,19 @@ def test_only_checked_outputs_get_a_time_and_the_others_say_why(bench, monkeypat
         "--routings",
         "uniform",
         "--contestants",
-        "good,wrong,absent,small",
+        "good,wrong,absent,small,late",
     ]
     receipt = receipt_of(bench, monkeypatch, tmp_path, *options)
     failed = receipt["failed"]["tiny"]
     assert "relative error 2.0e-02" in failed["wrong"]
     assert "no_such_kernel_library" in failed["absent"]
     one, many = receipt["rows"]
-    assert set(one["us"]) == {"good", "small"}
+    assert set(one["us"]) == {"good", "small", "late"}
     assert set(many["us"]) == {"good"}
     assert "at most 16 tokens" in many["failed"]["small"]
+    assert "not timed" in many["failed"]["late"]
     assert receipt["errors"]["tiny"]["good"] < 1e-6
+    assert many["errors"]["good"] < 1e-6
     assert receipt["versions"]["no-such-package"] == "not installed"
     assert receipt["versions"]["torch"] == importlib.import_module("importlib.metadata").version("torch")
     assert len(one["raw"]["good"]) == 2
