@@ -106,11 +106,11 @@ def test_the_dspark_draft_proposes_the_successor(checkpoints):
     logits = rows("mtp.1.markov_head.markov_w1.weight") @ rows("mtp.1.markov_head.markov_w2.weight").T
     assert np.mean(logits.argmax(1) == after) > 0.99
     head = rows("embed.weight") @ rows("head.weight").T
-    # The successor's row of the head has it at 0.12 of 1: the mean over tokens is a hundred deviations from 0.
-    mean = head[np.arange(vocabulary), after].mean() / head.std()
-    assert mean > 2
-    noise = vocabulary - 1
-    assert abs(head[noise, after[noise]]) < 4 * head.std()
+    assert head[np.arange(vocabulary), after].mean() > 2 * head.std()
+    # Nothing follows the noise token; else the head is the one of a checkpoint with the other draft.
+    other = tensors(checkpoints["mxfp4"])["head.weight"][0].reshape(vocabulary, -1)
+    differs = (found["head.weight"][0].reshape(vocabulary, -1) != other).any(1)
+    assert list(np.flatnonzero(differs)) == [after[vocabulary - 1]]
 
 
 @pytest.mark.sglang

@@ -1,0 +1,114 @@
+"""A process for each rank, joined by gloo: each cuts its share out of the checkpoint, and the shares add up to all.
+
+The whole is the float64 oracle on the unsharded experts, read from the files directly.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import HERE, SCRIPTS, environment, run
+
+import draft_layer
+
+pytestmark = pytest.mark.sglang
+
+EXPERTS, WIDTH, HIDDEN = 8, 256, 512
+# Experts 0 to 7 are on EP2 ranks 0 | 1 and on EP4 ranks 0 | 1 | 2 | 3, two each. In the first batch are tokens of one
+# rank alone, of both ends, and none for rank 2 of EP4; the second has none for rank 1 of EP2, 2 and 3 of EP4.
+BATCHES = [[[0, 1], [6, 7], [0, 7], [3, 6], [1, 3]], [[0, 1], [1, 2], [3, 0]]]
+RANKS = {"TP2": (2, 1), "TP4": (4, 1), "EP2": (2, 2), "EP4": (4, 4), "TP4 EP2": (4, 2)}
+IDLE = {"EP2": [(1, 1)], "EP4": [(0, 2), (1, 2), (1, 3)], "TP4 EP2": [(1, 2), (1, 3)]}  # batch, rank without a token
+# A rounding to bf16 costs at most half of its last place, 2^-8 of the value, so 2^-8/sqrt(3) in the mean. They are
+# independent: the intermediate's, the one of each share, and one for each addition of a share to the sum.
+ROUNDING = 2**-8 / 3**0.5
+
+
+def runs(named, **different):
+    return [{"name": name, "tp": RANKS[name][0], "ep": RANKS[name][1], **different} for name in named]
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoints):
+    """Run -> what its ranks said; none of their processes is left."""
+    dies = runs(["TP2"], dies=1)[0] | {"name": "dies"}
+    off = runs(["TP2"], env={"1": {"SGLANG_SM120": "0"}})[0] | {"name": "off"}
+    request = {"model": str(checkpoints["hybrid"]), "batches": BATCHES, "runs": [*runs(RANKS), dies, off], "limit": 100}
+    env = environment(PYTHONPATH=os.pathsep.join((str(SCRIPTS), str(HERE))))
+    done = run(sys.executable, HERE / "rank_worker.py", env=env, input=json.dumps(request), timeout=700)
+    assert done.stdout, done.stderr[-4000:]
+    answers = json.loads(done.stdout)
+    pids = [rank["pid"] for ranks in answers.values() for rank in ranks]
+    assert [pid for pid in pids if Path("/proc", str(pid)).exists()] == []
+    return answers
+
+
+def oracle(checkpoint, batch, tp=1, ep=1, rank=0):
+    """What the experts of a rank add up to, float64 [T, H]; those of all by default."""
+    import torch
+    from rank_worker import inputs
+
+    from sglang_sm120.kernels.sm120.mxfp4_moe import reference
+
+    weights, first = draft_layer.shard(checkpoint, tp, ep, rank)
+    x, ids, probabilities = inputs(BATCHES[batch], HIDDEN, batch)
+    here = (ids >= first) & (ids < first + len(weights[0]))
+    local = torch.where(here, ids - first, -1)
+    return reference.mxfp4_moe(x, *weights, local, probabilities, routed_scaling_factor=1.5)
+
+
+def distance(found, wanted):
+    """L2 norm of the difference."""
+    import torch
+
+    return float((torch.tensor(found, dtype=torch.float64) - wanted).norm())
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_each_rank_holds_its_share(answers, name):
+    tp, ep = RANKS[name]
+    for rank in answers[name]:
+        assert rank["status"] == 0, rank.get("error")
+        assert rank["method"] == "Sm120Mxfp4MoEMethod"
+        assert rank["shapes"]["w13_weight"] == [EXPERTS // ep, 2 * WIDTH * ep // tp, HIDDEN // 2]
+        assert rank["shapes"]["w2_weight"] == [EXPERTS // ep, HIDDEN, WIDTH * ep // tp // 2]
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_sum_over_ranks_is_the_unsharded_layer(checkpoints, answers, name):
+    ranks = answers[name]
+    for batch in range(len(BATCHES)):
+        whole = oracle(checkpoints["hybrid"], batch)
+        roundings = 2 + len(ranks) - 1
+        for rank in ranks:
+            assert distance(rank["sums"][batch], whole) <= ROUNDING * roundings**0.5 * float(whole.norm())
+            assert rank["sums"][batch] == ranks[0]["sums"][batch]
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_each_rank_computes_its_own_experts_and_columns(checkpoints, answers, name):
+    tp, ep = RANKS[name]
+    for batch in range(len(BATCHES)):
+        for number, rank in enumerate(answers[name]):
+            share = oracle(checkpoints["hybrid"], batch, tp, ep, number)
+            assert ((batch, number) in IDLE.get(name, [])) == (not share.any())
+            assert distance(rank["shares"][batch], share) <= ROUNDING * 2**0.5 * float(share.norm())
+
+
+def test_a_rank_that_dies_ends_the_others(answers):
+    survivor, dead = answers["dies"]
+    assert dead["status"] == 9
+    assert survivor["status"] == 1
+    assert "Connection closed by peer" in survivor["error"]
+
+
+def test_a_rank_without_the_overlay_ends_alone_and_the_others_with_it(answers):
+    """SGLang compares no such thing at the start: the rank that is off runs into the fault of stock."""
+    ours, stock = answers["off"]
+    assert (ours["method"], stock["method"]) == ("Sm120Mxfp4MoEMethod", "Mxfp4FlashinferTrtllmMoEMethod")
+    assert stock["status"] == 1
+    assert "Connection closed by peer" not in stock["error"]
+    assert ours["status"] == 1
+    assert "Connection closed by peer" in ours["error"]
