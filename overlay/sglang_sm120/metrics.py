@@ -22,8 +22,14 @@ def count_dispatch(role: str, kernel: str) -> None:
     A CUDA graph replays kernels without Python, so a captured layer counts when it is captured and not when it runs:
     zero means that the kernel never ran, a number is no measure of load.
     """
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    if _is_exported():
         _child(role, kernel).inc()
+
+
+@cache
+def _is_exported() -> bool:
+    """Looked up once, at the first forward: SGLang sets the variable before it starts a scheduler."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
 @cache

@@ -3,5 +3,6 @@
 from . import reference
 from .api import mxfp4_moe
 from .prepare import PreparedWeights, prepare_weights, restore_weights
+from .warming import warm_up
 
-__all__ = ["PreparedWeights", "mxfp4_moe", "prepare_weights", "reference", "restore_weights"]
+__all__ = ["PreparedWeights", "mxfp4_moe", "prepare_weights", "reference", "restore_weights", "warm_up"]

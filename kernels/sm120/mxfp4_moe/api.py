@@ -53,7 +53,7 @@ def mxfp4_moe(
     workspace comes from torch's allocator. The same inputs give the same bits on every run. x must stay below 2**71 in
     magnitude. On CPU tensors the same kernels run in Triton's interpreter.
     """
-    limit, factor = _checked_limit(swiglu_limit), _checked_factor(routed_scaling_factor)
+    limit, factor = checked_limit(swiglu_limit), _checked_factor(routed_scaling_factor)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
     _check_types(x, w, topk_ids, topk_weights, out)
@@ -191,7 +191,7 @@ def _check_tensor(name: str, t: About, shape: tuple[int | None, ...], device: to
         raise ValueError(f"{name} is on {t.device}, expected {device} like the weights")
 
 
-def _checked_limit(limit: float | None) -> float:
+def checked_limit(limit: float | None) -> float:
     if limit is None:
         return math.inf
     if not isinstance(limit, (int, float)) or not limit > 0:

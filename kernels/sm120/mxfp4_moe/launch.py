@@ -47,6 +47,11 @@ class Form:
     batch_invariant: bool
     wide_scales: bool
 
+    @property
+    def wide(self) -> bool:
+        """Whether the kernels with more range must run."""
+        return self.wide_scales or self.limit > NARROW_LIMIT
+
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
@@ -118,14 +123,15 @@ class Program:
             s.kernel.interpret(s.grid, args, s.options)
 
 
+def plan(f: Form) -> schedule.Plan:
+    """The tiles of a form."""
+    work = schedule.Work(f.tokens, f.top_k, f.experts, f.hidden, f.inter, f.mxfp8, f.fp8, f.batch_invariant, f.wide)
+    return tuning.plan(f.device, work)
+
+
 def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     """The kernels of a form in order, and the workspace that they share."""
-    routes, pdl = f.tokens * f.top_k, has_pdl(f.device)
-    wide = f.wide_scales or f.limit > NARROW_LIMIT
-    p = tuning.plan(
-        f.device,
-        schedule.Work(f.tokens, f.top_k, f.experts, f.hidden, f.inter, f.mxfp8, f.fp8, f.batch_invariant, wide),
-    )
+    routes, pdl, p = f.tokens * f.top_k, has_pdl(f.device), plan(f)
     common = {"PDL": pdl, "launch_pdl": pdl}
     made, buffers, x, xs = _quantized(f, common)
     ids = sorted_ids = counts = Pointer("ids", f.ids)
@@ -142,7 +148,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
         "SCAN": p.scan,
         "MANY": p.many,
         "KEEP": p.many and schedule.is_sm90(f.device),
-        "WIDE": wide,
+        "WIDE": f.wide,
         "ASM": runtime.is_compiled(f.device),
         "FP8": f.fp8,
     }
