@@ -137,7 +137,7 @@ def config(shape: Shape) -> dict[str, Any]:
 
 
 def _quantization(shape: Shape) -> dict[str, Any]:
-    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+    fp8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     fp8 |= {"scale_fmt": "ue8m0", "weight_block_size": [BLOCK, BLOCK]}
     if shape.kind != "hybrid-nvfp4":
         return fp8
