@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,16 @@ def compile_layer(inter: int, activation: str) -> dict[str, Any]:
     schedule.sm_count = lambda device: SMS
     torch.cuda.device = lambda index: contextlib.nullcontext()
     w = moe.PreparedWeights(*[torch.empty(1, dtype=torch.uint8)] * 4, EXPERTS, HIDDEN, inter, False)
+    before = processor_seconds()
     done = moe.warm_up(w, TOP_K, activation=activation)
-    return {"kernels": done.kernels, "seconds": round(done.seconds, 2), "triton": triton.__version__}
+    spent = round(processor_seconds() - before, 2)
+    return {"kernels": done.kernels, "seconds": round(done.seconds, 2), "cpu": spent, "triton": triton.__version__}
+
+
+def processor_seconds() -> float:
+    """Of this process and of the assemblers that it started."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def in_a_process(inter: int, activation: str, cache: str) -> dict[str, Any]:
@@ -76,13 +85,15 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as cache:
                 cold, warm = (in_a_process(2048 // tp, activation, cache) for _ in range(2))
             row = {"layer": f"V4-Flash TP{tp}", "activation": activation, "kernels": cold["kernels"]}
-            rows.append(row | {"seconds_empty_cache": cold["seconds"], "seconds_filled_cache": warm["seconds"]})
+            row |= {"seconds_empty_cache": cold["seconds"], "processor_seconds_empty_cache": cold["cpu"]}
+            rows.append(row | {"seconds_filled_cache": warm["seconds"], "load": round(os.getloadavg()[0], 1)})
             print(rows[-1], flush=True)
     receipt = {
         "schema": 1, "kind": "warm_up", "target": "sm_120a", "triton": cold["triton"],
-        "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],
+        "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
         "commit": options.commit, "command": [Path(a).name for a in sys.argv], "date": time.strftime("%Y-%m-%d"),
-        "note": "1 token to any number; no GPU, so loading is not included", "rows": rows,
+        "note": "1 token to any number; no GPU, so loading is not included; load: runnable threads of the whole machine",
+        "rows": rows,
     }  # fmt: skip
     if options.out:
         options.out.write_text(json.dumps(receipt, indent=1) + "\n")

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import draft_layer
 from sglang_sm120 import sglang_api, simulate
@@ -27,7 +28,7 @@ def layer_and_method(torch):
     )  # fmt: skip
     method = Sm120Mxfp4MoEMethod("model.decoder.mlp.experts")
     method.create_weights(layer, E, H, I, torch.bfloat16, weight_loader=write)
-    config = SimpleNamespace(activation="silu", is_gated=True, swiglu_limit=10.0, routed_scaling_factor=1.5)
+    config = SimpleNamespace(activation="silu", is_gated=True, swiglu_limit=10.0, top_k=2, routed_scaling_factor=1.5)
     method.create_moe_runner(layer, config)
     return layer, method
 
@@ -83,6 +84,27 @@ def error(torch, layer, method, tensors):
     return float((got.hidden_states.double() - want).norm() / want.norm())
 
 
+def warm_ups(torch, tensors):
+    """What is asked to be compiled when weights have been loaded, on a CPU and as if on a GPU."""
+    from sglang_sm120 import moe_method
+    from sglang_sm120.kernels.sm120 import mxfp4_moe
+    from sglang_sm120.kernels.sm120.mxfp4_moe import warming
+
+    asked = []
+    done = warming.WarmUp(kernels=9, seconds=1.5)
+    for on_gpu in (False, True):
+        layer, method = layer_and_method(torch)
+        load(torch, layer, tensors)
+        with (
+            mock.patch.object(moe_method, "_on_gpu", return_value=on_gpu),
+            mock.patch.object(mxfp4_moe, "warm_up", return_value=done) as warm_up,
+        ):
+            method.process_weights_after_loading(layer)
+            method.process_weights_after_loading(layer)
+        asked.append([[c.args[0].num_experts, *c.args[1:], c.kwargs] for c in warm_up.call_args_list])
+    return asked
+
+
 def refused(action):
     try:
         action()
@@ -98,6 +120,8 @@ def checks(torch):
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # the second call in a row does nothing
     yield "twice prepared", error(torch, layer, method, first)
+
+    yield "compiled before the first forward", warm_ups(torch, first)
 
     some = {k: v for k, v in draw(torch, 2).items() if k in ((2, "w1"), (0, "w2"))}
     load(torch, layer, some)

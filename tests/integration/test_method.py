@@ -23,6 +23,13 @@ def test_right(outcomes, name):
     assert outcomes[name] <= 3e-3
 
 
+def test_kernels_are_compiled_when_weights_have_been_loaded(outcomes):
+    """On a GPU, once, for a chunk of prefill beside 256 requests that verify 2 tokens each."""
+    on_cpu, on_gpu = outcomes["compiled before the first forward"]
+    assert on_cpu == []
+    assert on_gpu == [[4, 2, 8192 + 256 * 2, {"activation": "bf16", "swiglu_limit": 10.0}]]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
