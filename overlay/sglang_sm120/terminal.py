@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
@@ -14,13 +13,10 @@ _LABEL = re.compile(r"\S+(?: \([^)]*\))?\s{2,}|(?:warning|setting|missing) ")
 
 
 def prepare() -> None:
-    """Make stdout and stderr safe to print to: there, even if closed, and never failing on a character."""
+    """Stand-ins for streams that the caller closed: the exit status is all that is wanted then."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by the caller: the exit status is all that is wanted
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
 
 
 class OutputError(OSError):
@@ -34,7 +30,8 @@ def show(text: str, columns: int | None) -> None:
         OutputError: a full disk behind stdout.
     """
     encoding = sys.stdout.encoding or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)  # before it is wrapped: escapes are longer
+    # A path may hold what the terminal cannot show; escaped before it is wrapped, since escapes are longer.
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(wrapped(text, columns))
         sys.stdout.flush()
