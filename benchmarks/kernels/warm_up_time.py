@@ -92,7 +92,7 @@ def main() -> int:
         "schema": 1, "kind": "warm_up", "target": "sm_120a", "triton": cold["triton"],
         "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
         "commit": options.commit, "command": [Path(a).name for a in sys.argv], "date": time.strftime("%Y-%m-%d"),
-        "note": "1 token to any number; no GPU, so loading is not included; load: runnable threads of the whole machine",
+        "note": "1 token to any number; no GPU, so loading is not included; load: of the whole machine, shared",
         "rows": rows,
     }  # fmt: skip
     if options.out:
