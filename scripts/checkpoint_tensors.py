@@ -19,10 +19,18 @@ HYPER = 4  # copies of the residual stream (hyper-connections)
 # Root mean squares of the random codes: e2m1 over all 16, e4m3 over the 32 magnitudes from 0.25 to 3.75.
 _RMS_E2M1, _RMS_E4M3 = 2.927, 1.616
 _E4M3_ONE = 0x38
-_E4M3_DOUBLE = 0x08  # what doubles a number other than 0
-# e4m3 codes of the e2m1 values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and of their negatives
-_E2M1_AS_E4M3 = np.array([0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C], dtype=np.uint8)
-_E2M1_AS_E4M3 = np.concatenate([_E2M1_AS_E4M3, _E2M1_AS_E4M3 | 0x80])
+
+
+def _e4m3_pairs() -> np.ndarray:
+    """uint16 [512]: the e4m3 codes of both e2m1 values of a byte, low nibble first; from 256 on, of their doubles."""
+    magnitudes = np.array([0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C], dtype=np.uint16)  # 0, 0.5, 1, 1.5, ... 6
+    doubles = magnitudes + np.where(magnitudes, 0x08, 0).astype(np.uint16)
+    code = np.arange(256)
+    tables = [np.concatenate([values, values | 0x80]) for values in (magnitudes, doubles)]
+    return np.concatenate([table[code & 15] | table[code >> 4] << 8 for table in tables])
+
+
+_E4M3_PAIRS = _e4m3_pairs()
 
 Stream = Callable[[str], np.random.Generator]
 Fill = Callable[[Stream], np.ndarray]
@@ -194,10 +202,8 @@ class Block:
             return _bytes(stream(f"{full}.scale"), rows, columns // 32) & 1
 
         def e4m3(stream: Stream) -> np.ndarray:
-            codes = packed(stream)
-            values = _E2M1_AS_E4M3[np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, columns)]
-            twice = np.repeat(doubled(stream) * np.uint8(_E4M3_DOUBLE), 32, axis=1)
-            return values + np.where(values & 0x7F, twice, np.uint8(0))
+            which = packed(stream) + np.repeat(doubled(stream).astype(np.uint16) << 8, 16, axis=1)
+            return _E4M3_PAIRS[which].astype("<u2", copy=False).view(np.uint8)
 
         start = np.uint8(127 + exponent)
         whole = np.array(2.0**exponent, dtype=np.float32)
