@@ -53,6 +53,8 @@ class Shape:
         for name, known in (("kind", KINDS), ("draft", DRAFTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.layers < 1:
+            raise ValueError(f"layers is {self.layers}; expected at least 1")
 
     @property
     def draft_kind(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,19 @@ def test_the_same_arguments_give_the_same_bytes(checkpoints, tmp_path, name, dra
     other = make_checkpoint.write(tmp_path / "other", replace(shape, seed=1))
     for file in other.glob("*.safetensors"):
         assert file.read_bytes() != (again / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("kind", "nvfp4", "kind is 'nvfp4'; expected one of mxfp4, hybrid-nvfp4, fp8"),
+        ("draft", "eagle", "draft is 'eagle'; expected one of nextn, dspark"),
+        ("layers", 0, "layers is 0; expected at least 1"),
+    ],
+)
+def test_a_shape_that_does_not_exist_is_refused(field, value, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        replace(make_checkpoint.SMALL, **{field: value})
 
 
 def e4m3(codes):
