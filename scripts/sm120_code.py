@@ -71,16 +71,15 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
 
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
     constants = {
-        "HIDDEN": config["hidden"], "INTER": config["inter"], "RP": 64 if config["scan"] else 1,
-        "EP": 1 if config["scan"] else 256, "BN": tile.rows, "BT": tile.tokens, "SB": tile.superblocks,
-        "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False,
+        "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
+        "SB": tile.superblocks, "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False,
         "ASM": True,
         "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
     types = {
         "x_ptr": activations, "xs_ptr": pairs, "h_ptr": activations, "hs_ptr": "*u8" if fp8 and first else pairs,
-        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "counts_ptr": "*i32",
+        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "table_ptr": "*i32",
         "x_stride": "i32",
         "limit": "fp32", "num_routes": "i32", "num_experts": "i32",
     }  # fmt: skip

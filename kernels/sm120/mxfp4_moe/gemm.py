@@ -3,8 +3,12 @@
 A program owns BN weight rows of one expert and one group of up to BT routes of that expert. Programs of one group are
 neighbours in launch order, so groups of the same expert find its weights in L2.
 
-Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because chunks
-of at most 4096 tokens keep routes * H below 2**31 (4096 * 32 slots * 16384).
+With dependent launch the first product lets the second begin only when its own sums are done: programs that are placed
+while the SMs are still full crowd into those that happen to free a slot first, and with few groups that costs up to a
+third of the layer's time (benchmarks/NOTES.md). The sort, whose programs leave SMs unevenly filled, does the same.
+
+Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because the
+workspace of a chunk keeps routes * H below 2**31 (`schedule.chunk_tokens`).
 """
 
 from __future__ import annotations
@@ -55,20 +59,19 @@ def _store_fp8(
 
 @triton.jit
 def _own_group(
-    group, ids_ptr, counts_ptr, num_routes, num_experts, RP: tl.constexpr, EP: tl.constexpr, BT: tl.constexpr,
-    SCAN: tl.constexpr,
+    group, ids_ptr, table_ptr, num_routes, num_experts, SCAN: tl.constexpr, BT: tl.constexpr, ASM: tl.constexpr
 ):  # fmt: skip
     if SCAN:
-        expert, routes, count = own_group_by_scan(ids_ptr, group, num_routes, num_experts, RP, BT)
+        expert, routes, count = own_group_by_scan(ids_ptr, group, num_routes, num_experts, BT, ASM)
     else:
-        expert, routes, count = own_group_by_table(ids_ptr, counts_ptr, group, num_experts, EP, BT)
+        expert, routes, count = own_group_by_table(ids_ptr, table_ptr, group, BT)
     return expert, routes, count
 
 
 @kernel
 def gate_up(
-    x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, counts_ptr, x_stride, limit, num_routes, num_experts,
-    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr,
+    x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, x_stride, limit, num_routes, num_experts,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr,
     MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
@@ -79,8 +82,7 @@ def gate_up(
     tile = pid % TILES
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
+    expert, routes, count = _own_group(pid // TILES, ids_ptr, table_ptr, num_routes, num_experts, SCAN, BT, ASM)
     if count == 0:
         return
     valid = tl.arange(0, BT) < count
@@ -94,6 +96,8 @@ def gate_up(
         acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, KEEP, ASM)
     else:
         acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, X_SHIFT, WIDE, ASM)
+    if PDL:  # not earlier: see the module's text
+        tl.extra.cuda.gdc_launch_dependents()
     halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
     gate, up = tl.split(halves)
     hidden = tl.reshape(clamped_swiglu(gate, up, limit), (BN // 2, BT))
@@ -109,8 +113,8 @@ def gate_up(
 
 @kernel
 def down(
-    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, counts_ptr, num_routes, num_experts,
-    HIDDEN: tl.constexpr, INTER: tl.constexpr, RP: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, num_routes, num_experts,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr,
     WIDE: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
@@ -120,7 +124,7 @@ def down(
     pid = tl.program_id(0)
     tile = pid % TILES
     # The routing does not depend on the first product: with dependent launch it is read during that product's tail.
-    expert, routes, count = _own_group(pid // TILES, ids_ptr, counts_ptr, num_routes, num_experts, RP, EP, BT, SCAN)
+    expert, routes, count = _own_group(pid // TILES, ids_ptr, table_ptr, num_routes, num_experts, SCAN, BT, ASM)
     if count == 0:
         return
     valid = tl.arange(0, BT) < count

@@ -134,17 +134,15 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     routes, pdl, p = f.tokens * f.top_k, has_pdl(f.device), plan(f)
     common = {"PDL": pdl, "launch_pdl": pdl}
     made, buffers, x, xs = _quantized(f, common)
-    ids = sorted_ids = counts = Pointer("ids", f.ids)
+    ids = sorted_ids = table = Pointer("ids", f.ids)
     if not p.scan:
-        sorted_ids, counts = Pointer("sorted", torch.int32), Pointer("counts", torch.int32)
-        buffers += [Buffer("sorted", torch.int32, (1, routes)), Buffer("counts", torch.int32, (2, f.experts))]
-        sort = {"CHUNK": 1024} | common
-        made.append(Step(routing.sort_routes, (f.experts,), (ids, sorted_ids, counts, routes, f.experts), sort))
+        sorted_ids, table = Pointer("sorted", torch.int32), Pointer("table", torch.int32)
+        buffers += [Buffer("sorted", torch.int32, (1, routes)), Buffer("table", torch.int32, (1 + p.groups, 4))]
+        sort = {"CHUNK": 1024, "EP": _power_of_two(f.experts + 1), "BT": p.gate_up.tokens} | common
+        made.append(Step(routing.sort_routes, (f.experts,), (ids, sorted_ids, table, routes, f.experts), sort))
     shared = common | {
         "HIDDEN": f.hidden,
         "INTER": f.inter,
-        "RP": 64 if p.scan else 1,
-        "EP": 1 if p.scan else _power_of_two(f.experts),
         "SCAN": p.scan,
         "MANY": p.many,
         "KEEP": p.many and schedule.is_sm90(f.device),
@@ -158,10 +156,10 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     buffers += [*middle, Buffer("o", p.partial, (routes, f.hidden))]
     codes, pairs = torch.uint8, torch.int16  # of the scale bytes
     up = (
-        x, xs, Pointer("w13", codes), Pointer("w13_scale", pairs), h, Pointer(hs, h.dtype), sorted_ids, counts,
+        x, xs, Pointer("w13", codes), Pointer("w13_scale", pairs), h, Pointer(hs, h.dtype), sorted_ids, table,
         f.hidden if f.mxfp8 else f.x_stride, f.limit, routes, f.experts,
     )  # fmt: skip
-    down = (h, Pointer(hs, pairs), Pointer("w2", codes), Pointer("w2_scale", pairs), o, sorted_ids, counts)
+    down = (h, Pointer(hs, pairs), Pointer("w2", codes), Pointer("w2_scale", pairs), o, sorted_ids, table)
     grids = [(p.groups * -(-n // t.rows),) for n, t in ((2 * f.inter, p.gate_up), (f.hidden, p.down))]
     made += [
         Step(gemm.gate_up, grids[0], up, {"TOP_K": f.top_k, "QUANT": f.mxfp8} | _tile(p.gate_up) | shared),

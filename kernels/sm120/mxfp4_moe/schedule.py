@@ -7,9 +7,9 @@ import functools
 
 import torch
 
-SCAN_LIMIT = 63  # routes up to which each program finds its group by scanning the ids (they fit one int64)
-CHUNK_TOKENS = 4096  # prefill goes in chunks of at most this, and of at most WORKSPACE_BYTES
-WORKSPACE_BYTES = 500 << 20
+SCAN_LIMIT = 32  # routes up to which each program compares all ids with each other to find its group: a warp's lanes
+CHUNK_TOKENS = 8192  # prefill goes in chunks of at most this, and of at most WORKSPACE_BYTES
+WORKSPACE_BYTES = 640 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,10 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """scan: groups found in the kernel, else by `sort_routes`. groups: programs per row tile. many: `product_wide`."""
+    """scan: groups found in the kernel, else by `sort_routes`. groups: programs per row tile. many: `product_wide`.
+
+    Both tiles have the same number of tokens.
+    """
 
     scan: bool
     groups: int
@@ -77,10 +80,13 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     if w.fp8:
         tiles = [_fp8_tile(width)] * 2
     elif many:
-        tiles = [Tile(128, width, stages=2 if width == 128 else 3, warps=4)] * 2
+        tiles = [_wide_tile(width)] * 2
     else:
         # a block of 32 channels must lie in one tile where the epilogue rounds it
-        tiles = [_tile(2 * w.inter, active, width, sms, w.mxfp8), _tile(w.hidden, active, width, sms, False)]
+        tiles = [
+            _tile(2 * w.inter, active, width, sms, sm90, w.mxfp8),
+            _tile(w.hidden, active, width, sms, sm90, False),
+        ]
     groups = w.routes if scan else min(w.routes, active + w.routes // width)
     partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
     return Plan(scan, groups, tiles[0], tiles[1], partial, many)
@@ -95,11 +101,20 @@ def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
         # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a
         # weight (scripts/sm120_report.py) cost what two at 5.6 do.
         return 32
-    return 128 if many and expected > 64 else 64
+    if not many or expected <= 64:
+        return 64
+    return 128 if expected <= 128 else 256
 
 
-def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Tile:
-    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while it still does.
+def _wide_tile(width: int) -> Tile:
+    """From 64 tokens on (SM90 only) one product of 64 columns a step: see `product_wide`."""
+    if width <= 32:
+        return Tile(128, width, warps=4)
+    return Tile(128, width, stages=4 if width == 64 else 3, warps=8 if width == 256 else 4, superblocks=1)
+
+
+def _tile(total: int, active: int, width: int, sms: int, sm90: bool, quantized: bool) -> Tile:
+    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while all still fit.
 
     The thresholds leave room for tokens that share experts: then a part of the programs has nothing to do.
     """
@@ -110,7 +125,8 @@ def _tile(total: int, active: int, width: int, sms: int, quantized: bool) -> Til
     programs = -(-total // 64) * active
     if quantized or programs >= 24 * sms:
         return Tile(64, width)
-    return Tile(32, width, stages=4 if programs < 4 * sms else 3)
+    resident = 16 if sm90 else 7  # programs of four stages, 12.6 KiB each, in an SM's shared memory
+    return Tile(32, width, stages=4 if 2 * programs <= resident * sms else 3)
 
 
 def _fp8_tile(width: int) -> Tile:
