@@ -1,4 +1,4 @@
-"""What is asked of a server: the same prompts of each, at temperature 0, and a short load."""
+"""What is asked of a server: the same prompts of each, at temperature 0, long and many ones, and a short load."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def prompt(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(10, VOCABULARY), k=length)
 
 
+LONG = 5000  # tokens, several chunks of a prefill
+MANY = 64  # requests at once
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((7, 12, 19, 26, 33, 40, 48, 56))]
 
 
@@ -29,19 +31,22 @@ def post(url: str, path: str, body: dict[str, Any], timeout: float) -> Any:
     Raises:
         OSError: no answer, or one that is an error; the message holds the beginning of its body.
     """
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with urllib.request.urlopen(_request(url, path, body), timeout=timeout) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise OSError(f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}") from error
 
 
+def _request(url: str, path: str, body: dict[str, Any]) -> urllib.request.Request:
+    return urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+
+
 def generate(
-    url: str, ids: list[int], new: int = NEW_TOKENS, logprobs: bool = False, timeout: float = 120
+    url: str, ids: list[int], new: int = NEW_TOKENS, logprobs: bool = False, timeout: float = 120, rid: str = ""
 ) -> dict[str, Any]:
     """One greedy request: ids, seconds and what SGLang says of the draft; or the error."""
-    body: dict[str, Any] = {"input_ids": ids, "return_logprob": logprobs}
+    body: dict[str, Any] = {"input_ids": ids, "return_logprob": logprobs} | ({"rid": rid} if rid else {})
     body["sampling_params"] = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     start = time.monotonic()
     try:
@@ -51,6 +56,8 @@ def generate(
     meta = got["meta_info"]
     row = {"seconds": round(time.monotonic() - start, 4), "ids": got["output_ids"]}
     row |= {k: v for k, v in meta.items() if k.startswith("spec_") and isinstance(v, (int, float))}
+    if rid:
+        row["finished"] = (meta.get("finish_reason") or {}).get("type")
     if logprobs:
         row["logprobs"] = [round(entry[0], 6) for entry in meta["output_token_logprobs"]]
     return row
@@ -70,7 +77,36 @@ def exchange(url: str, until: float) -> dict[str, Any]:
     ask("again", PROMPTS[:4], 1)
     ask("batch", PROMPTS[:4], 4)
     ask("logprobs", PROMPTS, 1, logprobs=True)
+    long = prompt(LONG, 500)
+    ask("long", [long, long], 1)
+    ask("many", [prompt(24, 600 + n) for n in range(MANY)], MANY, new=16)
+    if until - time.monotonic() > 15:
+        rows["aborted"] = [abort(url)]
+        rows["flushed"] = [flush(url)]
+        ask("afterwards", PROMPTS[:4], 1)
     return rows
+
+
+def abort(url: str, after: float = 0.5) -> dict[str, Any]:
+    """A request of 4000 tokens that is aborted `after` seconds; how it ended."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(generate, url, PROMPTS[0], 4000, timeout=60, rid="to-be-aborted")
+        time.sleep(after)
+        try:
+            urllib.request.urlopen(_request(url, "/abort_request", {"rid": "to-be-aborted"}), timeout=10).close()
+        except OSError as error:
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+        row = asked.result()
+    return {"tokens": len(row.pop("ids", [])), "asked": 4000} | row
+
+
+def flush(url: str) -> dict[str, Any]:
+    """Empty the server's prefix cache."""
+    try:
+        with urllib.request.urlopen(_request(url, "/flush_cache", {}), timeout=20) as answer:
+            return {"status": answer.status}
+    except OSError as error:
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def load(url: str, at_once: int, count: int, length: int = 32, new: int = 64, timeout: float = 60) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""The launches that are compared: one server each, all on one GPU at the same time."""
+"""The launches that are compared: one server each, those of a group at the same time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-# Small pools, so that several servers fit on one GPU. A prefill of up to 64 tokens keeps to few kernel shapes.
-COMMON = ("--context-length", "8192", "--max-total-tokens", "32768")
-COMMON += ("--mem-fraction-static", "0.4", "--max-running-requests", "16", "--chunked-prefill-size", "2048")
-COMMON += ("--watchdog-timeout", "1200", "--cuda-graph-bs-decode", "1", "2", "4", "8")
+# Small pools, so that several servers fit on one GPU.
+COMMON = ("--context-length", "8192", "--max-total-tokens", "65536")
+COMMON += ("--mem-fraction-static", "0.4", "--max-running-requests", "64", "--chunked-prefill-size", "2048")
+COMMON += ("--watchdog-timeout", "1200", "--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64")
 
 
 def eagle(steps: int) -> tuple[str, ...]:
@@ -18,9 +19,15 @@ def eagle(steps: int) -> tuple[str, ...]:
 
 EAGLE = eagle(1)
 MARLIN = ("--moe-runner-backend", "marlin")
+TP2, EP2 = ("--tp-size", "2"), ("--ep-size", "2")
 DUMMY = ("--load-format", "dummy")
 IDS_ONLY, TEXT = ("--skip-tokenizer-init",), ("--enable-metrics",)
 ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
+OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
+# Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
+TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).with_name("target_plugin"))}
+EAGER = ("--disable-cuda-graph",)
+STEADY, RISING = ((8.0, 60.0),), ((4.0, 45.0), (8.0, 45.0), (16.0, 45.0), (32.0, 45.0))
 
 
 @dataclass(frozen=True)
@@ -29,24 +36,34 @@ class Launch:
 
     Attributes:
         name: of its log and of its entry in the results.
-        kind: of checkpoint, as in `scripts/make_checkpoint.py`.
+        kind: of checkpoint, as in `scripts/make_checkpoint.py`, or a damaged one of `faults.py`.
         says: what it is, in a few words.
+        group: launches that a run starts together.
         serves: whether it is expected to become ready.
+        ends_with: for one that is not, a pattern that its log must hold.
         env: variables of the overlay.
         flags: of SGLang, beside `COMMON`.
-        main: whether a run starts it unless told otherwise.
+        gpus: as in CUDA_VISIBLE_DEVICES.
         loaded: whether it gets the short loads too.
+        bench: request rates of SGLang's own serving benchmark, and the seconds of each.
+        updated: whether other weights are loaded into it.
+        killed: whether one of its scheduler processes is killed under load in the end.
         text: whether it takes text and shows metrics, and `sglang-sm120 verify` asks it.
     """
 
     name: str
     kind: str
     says: str
+    group: str = "main"
     serves: bool = True
+    ends_with: str = ""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     flags: tuple[str, ...] = MARLIN + EAGLE
-    main: bool = True
-    loaded: bool = True
+    gpus: str = "0"
+    loaded: bool = False
+    bench: tuple[tuple[float, float], ...] = ()
+    updated: bool = False
+    killed: bool = False
     text: bool = False
 
     def arguments(self, model: str, port: int, *more: str) -> list[str]:
@@ -55,35 +72,110 @@ class Launch:
         return ["-m", "sglang.launch_server", *where, *COMMON, *(TEXT if self.text else IDS_ONLY), *self.flags, *more]
 
 
-OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
-EAGER = ("--disable-cuda-graph",)
-LAUNCHES = (
-    Launch("stock-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay off", serves=False, env=OFF),
-    Launch("ours-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay on", env=ASSUME),
-    Launch("stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", env=OFF),
-    Launch("ours-mxfp4", "mxfp4", "native MXFP4, overlay on: Marlin for the target, ours for the draft", env=OURS),
+MAIN = (
     Launch(
-        "stock-hybrid-plain", "hybrid-nvfp4", "hybrid, overlay off, no speculation", env=OFF, flags=MARLIN,
-        main=False, loaded=False,
+        "stock-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay off", serves=False, env=OFF,
+        ends_with="ImportError: cannot import name 'flashinfer_mxfp8_quantize'",
+    ),
+    Launch("ours-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay on", env=ASSUME, loaded=True),
+    Launch(
+        "stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", env=OFF, loaded=True,
+        updated=True,
     ),
     Launch(
-        "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft",
-        env=ASSUME | {"SGLANG_SM120_DRAFT_MOE": "marlin"}, main=False, loaded=False,
-    ),
-    Launch(
-        "ours-hybrid-eager", "hybrid-nvfp4", "hybrid, overlay on, no CUDA graphs", env=ASSUME,
-        flags=MARLIN + EAGLE + EAGER, main=False, loaded=False, text=True,
-    ),
-    Launch(
-        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", env=OFF, flags=MARLIN + eagle(3),
-        main=False, text=True,
-    ),
-    Launch(
-        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", env=OURS, flags=MARLIN + eagle(3),
-        main=False, text=True,
-    ),
-    Launch(
-        "ours-mxfp4-w4a8", "mxfp4", "as ours-mxfp4, with MXFP8 activations in the draft's experts",
-        env=OURS | {"SGLANG_SM120_ACTIVATION": "mxfp8"}, main=False, loaded=False,
+        "ours-mxfp4", "mxfp4", "native MXFP4, overlay on: Marlin for the target, sm120_triton for the draft", env=OURS,
+        loaded=True, updated=True,
     ),
 )  # fmt: skip
+MORE = (
+    Launch("stock-hybrid-plain", "hybrid-nvfp4", "hybrid, overlay off, no speculation", "more", env=OFF, flags=MARLIN),
+    Launch(
+        "ours-hybrid-eager", "hybrid-nvfp4", "hybrid, overlay on, no CUDA graphs", "more", env=ASSUME,
+        flags=MARLIN + EAGLE + EAGER, text=True,
+    ),
+    Launch(
+        "stock-mxfp4-3", "mxfp4", "as stock-mxfp4, with 3 draft steps", "more", env=OFF, flags=MARLIN + eagle(3),
+        text=True,
+    ),
+    Launch(
+        "ours-mxfp4-3", "mxfp4", "as ours-mxfp4, with 3 draft steps", "more", env=OURS, flags=MARLIN + eagle(3),
+        text=True,
+    ),
+    Launch(
+        "ours-mxfp4-w4a8", "mxfp4", "as ours-mxfp4, with MXFP8 activations in the draft's experts", "more",
+        env=OURS | {"SGLANG_SM120_ACTIVATION": "mxfp8"},
+    ),
+)  # fmt: skip
+# Beside each other on two GPUs: those under load, one on either; the others only answer.
+LOAD = (
+    Launch(
+        "load-stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", "load", env=OFF,
+        gpus="1", text=True, bench=RISING,
+    ),
+    Launch(
+        "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
+        env=TARGET_TOO, text=True, bench=RISING, updated=True, killed=True,
+    ),
+    Launch(
+        "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
+        env=ASSUME | {"SGLANG_SM120_DRAFT_MOE": "marlin"}, gpus="1",
+    ),
+    Launch(
+        "stock-mxfp4-5", "mxfp4", "overlay off, 5 draft steps", "load", env=OFF, flags=MARLIN + eagle(5), gpus="1"
+    ),
+    Launch(
+        "ours-mxfp4-5", "mxfp4", "sm120_triton for target and draft, 5 draft steps", "load", env=TARGET_TOO,
+        flags=MARLIN + eagle(5),
+    ),
+)  # fmt: skip
+TWO = "0,1"
+TWO_GPUS = (
+    Launch(
+        "one-gpu-mxfp4", "mxfp4", "native MXFP4 on one GPU, sm120_triton for target and draft", "two-gpus",
+        env=TARGET_TOO,
+    ),
+    Launch(
+        "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus", env=OFF,
+        flags=MARLIN + EAGLE + TP2, gpus=TWO, text=True, bench=STEADY,
+    ),
+    Launch(
+        "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus", env=TARGET_TOO,
+        flags=MARLIN + EAGLE + TP2, gpus=TWO, text=True, bench=STEADY, killed=True,
+    ),
+    Launch(
+        "tp2-hybrid", "hybrid-nvfp4", "hybrid, TP2, overlay on", "two-gpus", env=ASSUME, flags=MARLIN + EAGLE + TP2,
+        gpus=TWO, text=True, bench=STEADY,
+    ),
+    Launch(
+        "tp2-ep2-hybrid", "hybrid-nvfp4", "hybrid, TP2 with expert parallelism 2, overlay on", "two-gpus", env=ASSUME,
+        flags=MARLIN + EAGLE + TP2 + EP2, gpus=TWO, text=True,
+    ),
+    Launch(
+        "tp2-ep2-mxfp4", "mxfp4", "native MXFP4, TP2 with expert parallelism 2, sm120_triton for target and draft",
+        "two-gpus", env=TARGET_TOO, flags=MARLIN + EAGLE + TP2 + EP2, gpus=TWO,
+    ),
+)  # fmt: skip
+FAULTS = (
+    Launch(
+        "fault-corrupt-shard", "mxfp4-corrupt", "one shard cut short", "faults", serves=False, env=OURS,
+        ends_with="SafetensorError|safetensors",
+    ),
+    Launch(
+        "fault-missing-tensor", "mxfp4-missing", "one draft expert's tensor renamed", "faults", serves=False, env=OURS,
+        ends_with="the checkpoint did not deliver",
+    ),
+    Launch(
+        "fault-wrong-value", "mxfp4", "SGLANG_SM120_DRAFT_MOE=sm120-triton", "faults", serves=False,
+        env=ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120-triton"}, ends_with="SGLANG_SM120_DRAFT_MOE",
+    ),
+    Launch(
+        "fault-plugin-off", "hybrid-nvfp4", "restarted with SGLANG_SM120=0", "faults", serves=False, env=OFF,
+        ends_with="ImportError: cannot import name 'flashinfer_mxfp8_quantize'",
+    ),
+    Launch(
+        "fault-no-room", "mxfp4", "no room for compiled kernels", "faults", serves=False,
+        env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
+    ),
+)  # fmt: skip
+LAUNCHES = MAIN + MORE + LOAD + TWO_GPUS + FAULTS
+GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))

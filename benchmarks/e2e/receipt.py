@@ -19,7 +19,8 @@ from launches import COMMON
 # What a log is read for, in the order in which SGLang writes it.
 _TELLING = re.compile(
     r"sglang-sm120|MoE (?:target|draft):|runs the (?:target|draft)'s experts|Shuffling FP4|Preparing MXFP4"
-    r"|hybrid FP8\+NVFP4|Load weight end|Capture .* end|fired up|not found in params_dict|not initialized from"
+    r"|hybrid FP8\+NVFP4|Load weight end|warm-up|compiled \d+ kernels|Capture .* end|fired up"
+    r"|not found in params_dict|not initialized from"
 )
 _EXCEPTION = re.compile(r"^(?:\[[^]]*\] )?(?:[\w.]+\.)?(\w*(?:Error|Exception|SystemExit)): ")
 _FRAME = re.compile(r'^ +File "(?!.*/torch/)')
@@ -29,7 +30,9 @@ _TIME = re.compile(r"^\[[\d:]+\] ")
 _PATHS = (
     (re.compile(r"[\w./+-]*/site-packages/"), ""),
     (re.compile(r"/[\w./+-]*/(?=(?:sglang|flashinfer|torch|triton|tilelang|sglang_sm120)/)"), ""),
-    (re.compile(r"/[\w./+-]*/(?=(?:hybrid-nvfp4|mxfp4)-\d)"), "MODELS/"),
+    (re.compile(r"/[\w./+-]*/(?=(?:hybrid-nvfp4|mxfp4)-(?:\d|corrupt|missing))"), "MODELS/"),
+    (re.compile(r"/[\w./+-]*/(?=target_plugin)"), "benchmarks/e2e/"),
+    (re.compile(r"/[\w./+-]*/full(?=[/'\"]|$)"), "FULL"),
     (re.compile(r"/[\w./+-]*/python3?(?:\.\d+)?(?= )|^/\S*/python3?(?:\.\d+)?$"), "python"),
 )
 _WIDTH, _FRAMES = 900, 6
@@ -66,6 +69,9 @@ def make(directory: Path, notes: list[str]) -> dict[str, Any]:
         text = log.read_text(errors="replace") if log.exists() else ""
         server["log_lines"], server["log"] = len(text.splitlines()), trim(text)
         server["command"] = ["python" if i == 0 else clean(word) for i, word in enumerate(server["command"])]
+        server["env"] = {name: clean(value) for name, value in server["env"].items()}
+        if server.get("said"):
+            server["said"] = clean(server["said"])
         if "verify" in server:
             server["verify"] = json.loads(re.sub(r"http://127\.0\.0\.1:\d+", "URL", json.dumps(server["verify"])))
         for step in server.get("updates", []):

@@ -1,19 +1,21 @@
-"""Before and after on one GPU: SGLang without and with the overlay, side by side, asked the same things.
+"""Before and after: SGLang without and with the overlay, side by side, asked the same things.
 
-    python benchmarks/e2e/run.py --out DIR [--models DIR] [--caches DIR] [--limit 420] [--only NAME ...]
+    python benchmarks/e2e/run.py --out DIR [--groups NAME ...] [--models DIR] [--caches DIR] [--limit SECONDS]
 
-Needs a GPU, and SGLang and sglang-sm120 in the interpreter's environment. Writes the checkpoints that are not there yet
-(`scripts/make_checkpoint.py`), starts the servers of `launches.py` at the same time, asks, compares, stops them and
-writes DIR/result.json beside one log per server; `receipt.py` makes a receipt of that. Ends within the limit, and ends
-only what it started. Exit status 1 when a server did otherwise than `launches.py` expects.
+Needs a GPU (the groups `load` and `two-gpus` two), and SGLang and sglang-sm120 in the interpreter's environment. Writes
+the checkpoints that are not there yet (`scripts/make_checkpoint.py`), starts the servers of `launches.py` at the same
+time, asks, compares, loads, stops them and writes DIR/result.json beside one log per server; `receipt.py` makes a
+receipt of that. Ends within the limit, and ends only what it started. Exit status 1 when a server did otherwise than
+`launches.py` expects.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata as metadata
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,13 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import asks
-from launches import DUMMY, LAUNCHES, Launch
-from server import Server
+import bench
+import faults
+from launches import DUMMY, GROUPS, LAUNCHES, Launch
+from results import as_expected, commit, comparisons, gpu, versions
+from server import Server, group_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS_APART = 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
+PATIENCE = 45.0  # for the processes of a server that has ended
 LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
 OTHER_SEED = 1  # of the weights that a running server is updated to
 
@@ -43,14 +49,15 @@ class Run:
         command: what stands for the server command (tests).
         shape: arguments of `make_checkpoint.py` beside kind and seed.
         port: of the first server.
+        share: of the seconds of each serving benchmark.
     """
 
     def __init__(
         self, out: Path, models: Path, caches: Path, limit: float, command: list[str] | None = None,
-        shape: tuple[str, ...] = (), port: int = 21000,
+        shape: tuple[str, ...] = (), port: int = 21000, share: float = 1.0,
     ) -> None:  # fmt: skip
         self.out, self.models, self.caches, self.command = out, models, caches, command
-        self.shape, self.port = shape, port
+        self.shape, self.port, self.share = shape, port, share
         self.begun = time.monotonic()
         self.until = self.begun + limit - CLOSING
         self.servers: dict[str, Server] = {}
@@ -69,10 +76,19 @@ class Run:
         """Directory of a checkpoint."""
         return self.models / f"{kind}-{seed}"
 
+    @property
+    def full(self) -> Path:
+        """A directory without room."""
+        return self.out / "full"
+
     def write_checkpoint(self, kind: str, seed: int = 0) -> None:
         """Write a checkpoint unless it is there."""
         directory = self.model(kind, seed)
         if (directory / "config.json").exists():  # written last
+            return
+        good, _, damage = kind.rpartition("-")
+        if damage in faults.DAMAGES:
+            faults.damage(self.model(good, seed), directory, damage)
             return
         script = ROOT / "scripts" / "make_checkpoint.py"
         arguments = [str(directory), "--kind", kind, "--seed", str(seed), *self.shape]
@@ -81,6 +97,11 @@ class Run:
 
     def start(self, launch: Launch, number: int, more: tuple[str, ...] = ()) -> Server:
         """Start a server and enter it into the results."""
+        if "FULL" in launch.env.values():
+            if not faults.full_disk(self.full):
+                raise OSError(f"{self.full} cannot be made a file system without room; may this user mount?")
+            env = {k: str(self.full) if v == "FULL" else v for k, v in launch.env.items()}
+            launch = dataclasses.replace(launch, env=env)
         server = Server(
             launch,
             self.model(launch.kind),
@@ -115,6 +136,8 @@ class Run:
             ready = server.wait_ready(self.until)
         result = self.results[launch.name]
         result |= self.outcome(server, ready)
+        if not launch.serves and not server.is_alive():
+            result |= self.ending(launch, server)
         self.say(f"{launch.name}: {result['outcome']} after {result['seconds']} s")
         if ready is not None:
             result["answers"] = asks.exchange(server.url, self.until)
@@ -144,6 +167,44 @@ class Run:
             "seconds": round(server.age, 1),
         }
 
+    def ending(self, launch: Launch, server: Server) -> dict[str, Any]:
+        """Whether a server that was to end said what it should have, and left nothing behind."""
+        until = min(self.until, time.monotonic() + PATIENCE)
+        while group_of(server.process.pid) and time.monotonic() < until:
+            time.sleep(0.5)
+        text = server.log.read_text(errors="replace")
+        said = next((line for line in text.splitlines() if re.search(launch.ends_with, line)), None)
+        return {"ends_with": launch.ends_with, "said": said, "left": [t for _, t in group_of(server.process.pid)]}
+
+    def benches(self, launches: list[Launch]) -> None:
+        """SGLang's serving benchmark, servers of different GPUs at the same time, of the same one after another."""
+        lanes: dict[str, list[Launch]] = {}
+        for launch in launches:
+            if launch.bench and launch.name in self.serving():
+                lanes.setdefault(launch.gpus, []).append(launch)
+
+        def lane(todo: list[Launch]) -> None:
+            for launch in todo:
+                if self.left < 30:
+                    return
+                found = bench.run(
+                    self.servers[launch.name].url, self.model(launch.kind), self.out / f"{launch.name}-bench",
+                    tuple((rate, seconds * self.share) for rate, seconds in launch.bench), self.left,
+                )  # fmt: skip
+                self.results[launch.name]["bench"], self.results[launch.name]["bench_error"] = found
+                self.say(f"{launch.name}: {[row['request_rate'] for row in found[0]]} requests/s {found[1]}")
+
+        with ThreadPoolExecutor(len(lanes) or 1) as pool:
+            list(pool.map(lane, lanes.values()))
+
+    def kills(self, launches: list[Launch]) -> None:
+        """Kill one scheduler of the servers that are to be."""
+        for launch in launches:
+            if launch.killed and launch.name in self.serving() and self.left > 20:
+                killed = faults.kill_scheduler(self.servers[launch.name], min(60.0, self.left - 10))
+                self.results[launch.name]["killed"] = killed
+                self.say(f"{launch.name}: scheduler killed; ended after {killed.get('ended_after_s')} s")
+
     def serving(self) -> list[str]:
         """Names of the servers that are up."""
         return [n for n, s in self.servers.items() if self.results[n].get("outcome") == "ready" and s.is_alive()]
@@ -161,9 +222,9 @@ class Run:
                         self.results[name].setdefault("loads", []).append(found | {"round": number})
                         self.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
 
-    def updates(self) -> None:
-        """Other weights into each running server, then the first ones again; the answers after each."""
-        for name in reversed(self.serving()):
+    def updates(self, names: list[str]) -> None:
+        """Other weights into running servers, then the first ones again; the answers after each."""
+        for name in reversed(names):
             kind, url = self.results[name]["kind"], self.servers[name].url
             steps = self.results[name]["updates"] = []
             for seed in (OTHER_SEED, 0):
@@ -181,55 +242,19 @@ class Run:
         """End every server."""
         with ThreadPoolExecutor(len(self.servers) or 1) as pool:
             list(pool.map(Server.stop, self.servers.values()))
-
-
-def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Greedy tokens of two servers on the same prompts, and their logprobs as far as the tokens agree."""
-    rows, differences = [], []
-    for a, b in zip(one["answers"].get("logprobs", []), other["answers"].get("logprobs", []), strict=False):
-        if "error" in a or "error" in b:
-            continue
-        same = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"], strict=False)) if x != y), len(a["ids"]))
-        rows.append(same)
-        differences += [abs(x - y) for x, y in zip(a["logprobs"][:same], b["logprobs"][:same], strict=True)]
-    alone = [
-        a.get("ids") == b.get("ids") and "ids" in a
-        for a, b in zip(one["answers"].get("alone", []), other["answers"].get("alone", []), strict=False)
-    ]
-    return {
-        "prompts": len(alone),
-        "identical": sum(alone),
-        "tokens_until_the_first_difference": rows,
-        "largest_logprob_difference": max(differences, default=None),
-    }
-
-
-def versions() -> dict[str, str | None]:
-    """Of what runs."""
-    found: dict[str, str | None] = {"python": sys.version.split()[0]}
-    for name in ("sglang", "sglang-sm120", "torch", "triton", "flashinfer-python", "sglang-kernel", "tilelang"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def gpu() -> str:
-    """Name, memory and driver."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "none"
+        faults.release(self.full)
 
 
 def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> None:
     """All of it. The loads do not wait for servers that are to end. Whatever happens, all are stopped."""
-    kinds = sorted({launch.kind for launch in launches})
+    kinds = {launch.kind for launch in launches}
+    damaged = {kind for kind in kinds if kind.rpartition("-")[2] in faults.DAMAGES}
+    good = sorted(kinds - damaged | {kind.rpartition("-")[0] for kind in damaged})
+    updated = {launch.name: launch.kind for launch in launches if launch.updated and updates}
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run.write_checkpoint, kinds))
-        later = [pool.submit(run.write_checkpoint, kind, OTHER_SEED) for kind in kinds if updates]
+        list(pool.map(run.write_checkpoint, good))
+        list(pool.map(run.write_checkpoint, sorted(damaged)))
+        later = [pool.submit(run.write_checkpoint, kind, OTHER_SEED) for kind in set(updated.values())]
         try:
             watchers = {la: threading.Thread(target=run.watch, args=(la, n)) for n, la in enumerate(launches)}
             for watcher in watchers.values():
@@ -239,10 +264,11 @@ def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> N
                     watcher.join()
             loaded = {launch.name for launch in launches if launch.loaded}
             run.loads([name for name in run.serving() if name in loaded], rounds)
+            run.benches(launches)
             for job in later:
                 job.result(timeout=max(1.0, run.left))
-            if updates:
-                run.updates()
+            run.updates([name for name in run.serving() if name in updated])
+            run.kills(launches)
             for watcher in watchers.values():
                 watcher.join()
         finally:
@@ -256,24 +282,33 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="where checkpoints are and go; default OUT/models")
     parser.add_argument("--caches", type=Path, help="where compiled kernels are kept; default OUT/caches")
     parser.add_argument("--limit", type=float, default=420, help="seconds for everything")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=["main"], help="of servers; default: main")
     parser.add_argument("--only", nargs="+", choices=[la.name for la in LAUNCHES], metavar="NAME", help="servers")
     parser.add_argument("--rounds", type=int, default=1, help="measured loads of each size")
     parser.add_argument("--port", type=int, default=21000, help=f"of the first server; the others {PORTS_APART} apart")
     parser.add_argument("--no-updates", action="store_true", help="leave runtime weight updates out")
     parser.add_argument("--commit", default=os.environ.get("COMMIT"), help="default: git's")
     parser.add_argument("--command", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--small", action="store_true", help="small checkpoints (tests)")
+    parser.add_argument("--small", action="store_true", help="small checkpoints, short benchmarks (tests)")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     shape = ("--small",) if a.small else ()
-    run = Run(a.out, a.models or a.out / "models", a.caches or a.out / "caches", a.limit, a.command, shape, a.port)
-    launches = [la for la in LAUNCHES if la.name in (a.only or [main.name for main in LAUNCHES if main.main])]
+    share = 0.05 if a.small else 1.0
+    models, caches = a.models or a.out / "models", a.caches or a.out / "caches"
+    run = Run(a.out, models, caches, a.limit, a.command, shape, a.port, share)
+    launches = [la for la in LAUNCHES if (la.name in a.only if a.only else la.group in a.groups)]
     document: dict[str, Any] = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": a.commit or commit(),
     }
-    document |= {"gpu": gpu(), "versions": versions(), "cores": os.cpu_count(), "prompts": asks.PROMPTS}
+    document |= {
+        "gpu": gpu(),
+        "groups": sorted({la.group for la in launches}),
+        "versions": versions(),
+        "cores": os.cpu_count(),
+        "prompts": asks.PROMPTS,
+    }
     try:
         carry_out(run, launches, a.rounds, not a.no_updates)
     finally:
@@ -282,21 +317,9 @@ def main() -> int:
         document |= {"servers": run.results, "comparisons": comparisons(run.results)}
         document["seconds"] = round(time.monotonic() - run.begun, 1)
         (a.out / "result.json").write_text(json.dumps(document, indent=1) + "\n")
-    wrong = [n for n, r in run.results.items() if r.get("outcome") not in (r["expected"], None)]
+    wrong = [n for n, r in run.results.items() if not as_expected(r)]
     run.say("as expected" if not wrong else f"otherwise than expected: {', '.join(wrong)}")
     return 1 if wrong else 0
-
-
-def comparisons(results: dict[str, Any]) -> dict[str, Any]:
-    """Every pair of servers that answered."""
-    names = [n for n, r in results.items() if "answers" in r]
-    return {f"{a} / {b}": compare(results[a], results[b]) for i, a in enumerate(names) for b in names[i + 1 :]}
-
-
-def commit() -> str | None:
-    """The checkout's commit."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

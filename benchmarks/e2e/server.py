@@ -37,7 +37,25 @@ _SETTINGS = {
 def environment(launch: Launch, caches: Path) -> dict[str, str]:
     """A server's environment: this process's, without settings of SGLang or the overlay, and with those above."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
-    return kept | {name: str(caches / part) for name, part in _CACHES.items()} | _SETTINGS | launch.env
+    own = dict(launch.env)
+    if "PYTHONPATH" in own and "PYTHONPATH" in kept:
+        own["PYTHONPATH"] += os.pathsep + kept["PYTHONPATH"]
+    visible = {"CUDA_VISIBLE_DEVICES": launch.gpus}
+    return kept | {name: str(caches / part) for name, part in _CACHES.items()} | _SETTINGS | visible | own
+
+
+def group_of(leader: int) -> list[tuple[int, str]]:
+    """(pid, command line or title) of the processes of a group that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+            title = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # it has just ended
+            continue
+        if int(group) == leader and state not in "ZX":
+            found.append((int(process.name), title[:100]))
+    return sorted(found)
 
 
 class Server:

@@ -1,0 +1,78 @@
+"""What a run says of itself and of its servers' answers."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Greedy tokens of two servers on the same prompts, and their logprobs as far as the tokens agree."""
+    rows, differences = [], []
+    for a, b in zip(one["answers"].get("logprobs", []), other["answers"].get("logprobs", []), strict=False):
+        if "error" in a or "error" in b:
+            continue
+        same = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"], strict=False)) if x != y), len(a["ids"]))
+        rows.append(same)
+        differences += [abs(x - y) for x, y in zip(a["logprobs"][:same], b["logprobs"][:same], strict=True)]
+    alone = [
+        a.get("ids") == b.get("ids") and "ids" in a
+        for a, b in zip(one["answers"].get("alone", []), other["answers"].get("alone", []), strict=False)
+    ]
+    return {
+        "prompts": len(alone),
+        "identical": sum(alone),
+        "accept_lengths": [_accept_length(server) for server in (one, other)],
+        "tokens_until_the_first_difference": rows,
+        "largest_logprob_difference": max(differences, default=None),
+    }
+
+
+def _accept_length(server: dict[str, Any]) -> float | None:
+    rows = [row for row in server["answers"].get("alone", []) if "spec_verify_ct" in row and "ids" in row]
+    verified = sum(row["spec_verify_ct"] for row in rows)
+    return round(sum(len(row["ids"]) for row in rows) / verified, 4) if verified else None
+
+
+def versions() -> dict[str, str | None]:
+    """Of what runs."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for name in ("sglang", "sglang-sm120", "torch", "triton", "flashinfer-python", "sglang-kernel", "tilelang"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def gpu() -> str:
+    """Name, memory and driver."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "none"
+
+
+def as_expected(result: dict[str, Any]) -> bool:
+    """Whether a server became ready, or ended with the message that it should end with and left no process."""
+    if result.get("outcome") not in (result["expected"], None):
+        return False
+    return bool(result.get("said", True)) and not result.get("left")
+
+
+def comparisons(results: dict[str, Any]) -> dict[str, Any]:
+    """Every pair of servers that answered."""
+    names = [n for n, r in results.items() if "answers" in r]
+    return {f"{a} / {b}": compare(results[a], results[b]) for i, a in enumerate(names) for b in names[i + 1 :]}
+
+
+def commit() -> str | None:
+    """The checkout's commit."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
