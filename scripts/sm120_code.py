@@ -72,8 +72,8 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
-        "SB": tile.superblocks, "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False, "WIDE": False,
-        "ASM": True,
+        "SB": tile.superblocks, "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False,
+        "WIDE": False, "ASM": True,
         "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
