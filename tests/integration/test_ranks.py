@@ -5,6 +5,7 @@ The whole is the float64 oracle on the unsharded experts, read from the files di
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ IDLE = {"EP2": [(1, 1)], "EP4": [(0, 2), (1, 2), (1, 3)], "TP4 EP2": [(1, 2), (1
 # A rounding to bf16 costs at most half of its last place, 2^-8 of the value, so 2^-8/sqrt(3) in the mean. They are
 # independent: the intermediate's, the one of each share, and one for each addition of a share to the sum.
 ROUNDING = 2**-8 / 3**0.5
+LEFT = re.compile(r"gloo.*Connection (closed|reset) by peer")
 
 
 def runs(named, **different):
@@ -101,7 +103,7 @@ def test_a_rank_that_dies_ends_the_others(answers):
     survivor, dead = answers["dies"]
     assert dead["status"] == 9
     assert survivor["status"] == 1
-    assert "Connection closed by peer" in survivor["error"]
+    assert LEFT.search(survivor["error"])
 
 
 def test_a_rank_without_the_overlay_ends_alone_and_the_others_with_it(answers):
@@ -109,6 +111,6 @@ def test_a_rank_without_the_overlay_ends_alone_and_the_others_with_it(answers):
     ours, stock = answers["off"]
     assert (ours["method"], stock["method"]) == ("Sm120Mxfp4MoEMethod", "Mxfp4FlashinferTrtllmMoEMethod")
     assert stock["status"] == 1
-    assert "Connection closed by peer" not in stock["error"]
+    assert not LEFT.search(stock["error"])
     assert ours["status"] == 1
-    assert "Connection closed by peer" in ours["error"]
+    assert LEFT.search(ours["error"])
