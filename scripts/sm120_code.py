@@ -155,6 +155,13 @@ def words_are_whole(ttgir: str) -> bool:
     return bool(decodes)
 
 
+def lanes_hold_their_elements(ttgir: str) -> bool:
+    """Whether every `match.any` compares ids of which lane i holds number i, as `routing` takes for granted."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
+    used = re.findall(r'"match\.any.*?\} [^:]*: tensor<32xi32, (#\w+)>', ttgir)
+    return all("sizePerThread = [1], threadsPerWarp = [32]" in layouts.get(layout, "") for layout in used)
+
+
 def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     import triton
 
@@ -182,6 +189,7 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
         "ctas_per_sm": resident, "weight_copies_16b": wide >= weights / 2 / 16,
         "sync_loads": sum(o.split(".")[0] in ("LDG", "LD") for o in ops.elements()),
         "whole_words": words_are_whole(compiled.asm["ttgir"]), "tokens": tile.tokens,
+        "own_lanes": lanes_hold_their_elements(compiled.asm["ttgir"]),
     }  # fmt: skip
 
 
@@ -195,6 +203,7 @@ def broken_limits(row: dict[str, Any]) -> list[str]:
         "weight copies narrower than 16 bytes": row["weight_copies_16b"],
         f"{row['sync_loads']} synchronous loads in the loop": row["sync_loads"] == 0,
         "a decode sees a torn word": row["whole_words"],
+        "ids are compared in other lanes than their own": row["own_lanes"],
         f"{row['instructions_per_weight']} instructions a weight, limit {limit}": row["instructions_per_weight"]
         <= limit,
         "no block-scaled MMA": row["mode"] == "bf16" or row["scaled_mma"],

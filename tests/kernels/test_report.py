@@ -26,7 +26,7 @@ def test_no_limit_is_broken(rows):
 
 
 BREAK = {
-    "spills": 8, "shared": 101377, "ctas_per_sm": 1, "weight_copies_16b": False, "sync_loads": 1, "whole_words": False,
+    "spills": 8, "shared": 101377, "ctas_per_sm": 1, "weight_copies_16b": False, "sync_loads": 1, "whole_words": False, "own_lanes": False,
     "instructions_per_weight": 4.3, "scaled_mma": False, "mma": {"HMMA": 4},
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ BREAK = {
 def test_each_limit_can_be_broken(what):
     good = {
         "tokens": 8, "mode": "mxfp8", "spills": 0, "shared": 20000, "ctas_per_sm": 4, "weight_copies_16b": True,
-        "sync_loads": 0, "whole_words": True, "instructions_per_weight": 1.8, "scaled_mma": True, "mma": {"QMMA": 16},
+        "sync_loads": 0, "whole_words": True, "own_lanes": True, "instructions_per_weight": 1.8, "scaled_mma": True, "mma": {"QMMA": 16},
     }  # fmt: skip
     assert sm120_code.broken_limits(good) == []
     assert len(sm120_code.broken_limits(good | {what: BREAK[what]})) == 1
@@ -49,3 +49,11 @@ def test_torn_words_are_seen():
     assert sm120_code.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
     assert not sm120_code.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
     assert not sm120_code.words_are_whole("no decode at all")
+
+
+def test_lanes_out_of_order_are_seen():
+    asm = '"match.any.sync.b32 $0, $1, 0xffffffff;" {packed_element = 1 : i32, pure = false} %ids : tensor<32xi32, #b>'
+    layout = "#b = #ttg.blocked<{sizePerThread = [%d], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>\n"
+    assert sm120_code.lanes_hold_their_elements(layout % 1 + asm)
+    assert not sm120_code.lanes_hold_their_elements(layout % 2 + asm)
+    assert not sm120_code.lanes_hold_their_elements("#b = #ttg.slice<{dim = 1, parent = #c}>\n" + asm)

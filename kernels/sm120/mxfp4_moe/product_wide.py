@@ -82,8 +82,8 @@ def accumulate_wide(
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
         lo, hi = load_bf16_codes(w_ptr, w_offs, column[None, :], (row < N)[:, None], MASKED, KEEP, ASM)
         pair = _scales(s_ptr, s_offs, tile, N, BN, SB, MASKED, ONE)
-        low, high = _scaled(lo, pair & 255, BN, SB, KEEP, ASM), _scaled(hi, (pair >> 8) & 255, BN, SB, KEEP, ASM)
         if ONE:
+            low, high = _scaled(lo, pair & 255, BN, SB, KEEP, ASM), _scaled(hi, (pair >> 8) & 255, BN, SB, KEEP, ASM)
             w = tl.permute(tl.reshape(tl.join(low, high), (BN, SB, 32, 2)), (0, 1, 3, 2))
             acc = tl.dot(tl.reshape(w, (BN, SB * 64)), tl.load(x_ptrs, mask=valid[None, :], other=0.0), acc)
         else:
@@ -91,8 +91,8 @@ def accumulate_wide(
             x_hi = tl.load(x_ptrs + 32, mask=valid[None, :], other=0.0)
             if not ASM:
                 x_lo, x_hi = x_lo.to(tl.float32), x_hi.to(tl.float32)
-            acc = tl.dot(low, x_lo, acc)
-            acc = tl.dot(high, x_hi, acc)
+            acc = tl.dot(_scaled(lo, pair & 255, BN, SB, KEEP, ASM), x_lo, acc)
+            acc = tl.dot(_scaled(hi, (pair >> 8) & 255, BN, SB, KEEP, ASM), x_hi, acc)
         w_offs += SB * 1024
         s_offs += SB * 16 if ONE else SB * 32
         x_ptrs += SB * 64
