@@ -144,7 +144,7 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-hybrid", "hybrid-nvfp4", "hybrid, TP2, overlay on", "two-gpus", env=ASSUME, flags=MARLIN + EAGLE + TP2,
-        gpus=TWO, text=True, bench=STEADY,
+        gpus=TWO, text=True,
     ),
     Launch(
         "tp2-ep2-hybrid", "hybrid-nvfp4", "hybrid, TP2 with expert parallelism 2, overlay on", "two-gpus", env=ASSUME,
