@@ -26,8 +26,8 @@ def test_no_limit_is_broken(rows):
 
 
 BREAK = {
-    "spills": 8, "shared": 101377, "ctas_per_sm": 1, "weight_copies_16b": False, "sync_loads": 1, "whole_words": False, "own_lanes": False,
-    "instructions_per_weight": 4.3, "scaled_mma": False, "mma": {"HMMA": 4},
+    "spills": 8, "shared": 101377, "ctas_per_sm": 1, "weight_copies_16b": False, "sync_loads": 1, "whole_words": False,
+    "own_lanes": False, "instructions_per_weight": 4.3, "scaled_mma": False, "mma": {"HMMA": 4},
 }  # fmt: skip
 
 
@@ -35,7 +35,8 @@ BREAK = {
 def test_each_limit_can_be_broken(what):
     good = {
         "tokens": 8, "mode": "mxfp8", "spills": 0, "shared": 20000, "ctas_per_sm": 4, "weight_copies_16b": True,
-        "sync_loads": 0, "whole_words": True, "own_lanes": True, "instructions_per_weight": 1.8, "scaled_mma": True, "mma": {"QMMA": 16},
+        "sync_loads": 0, "whole_words": True, "own_lanes": True, "instructions_per_weight": 1.8, "scaled_mma": True,
+        "mma": {"QMMA": 16},
     }  # fmt: skip
     assert sm120_code.broken_limits(good) == []
     assert len(sm120_code.broken_limits(good | {what: BREAK[what]})) == 1
