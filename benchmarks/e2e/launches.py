@@ -27,7 +27,7 @@ OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_tr
 # Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
 TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).with_name("target_plugin"))}
 EAGER = ("--disable-cuda-graph",)
-STEADY, RISING = ((8.0, 60.0),), ((4.0, 45.0), (8.0, 45.0), (16.0, 45.0), (32.0, 45.0))
+STEADY, RISING = ((8.0, 60.0),), ((4.0, 25.0), (8.0, 25.0), (16.0, 25.0), (32.0, 25.0))
 
 
 @dataclass(frozen=True)

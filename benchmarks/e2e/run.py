@@ -58,6 +58,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.out, self.models, self.caches, self.command = out, models, caches, command
         self.shape, self.port, self.share = shape, port, share
+        self.asked = True
         self.begun = time.monotonic()
         self.until = self.begun + limit - CLOSING
         self.servers: dict[str, Server] = {}
@@ -139,7 +140,7 @@ class Run:
         if not launch.serves and not server.is_alive():
             result |= self.ending(launch, server)
         self.say(f"{launch.name}: {result['outcome']} after {result['seconds']} s")
-        if ready is not None:
+        if ready is not None and self.asked:
             result["answers"] = asks.exchange(server.url, self.until)
             if launch.text:
                 result["verify"] = self.verify(server.url)
@@ -177,11 +178,17 @@ class Run:
         return {"ends_with": launch.ends_with, "said": said, "left": [t for _, t in group_of(server.process.pid)]}
 
     def benches(self, launches: list[Launch]) -> None:
-        """SGLang's serving benchmark, servers of different GPUs at the same time, of the same one after another."""
-        lanes: dict[str, list[Launch]] = {}
-        for launch in launches:
-            if launch.bench and launch.name in self.serving():
-                lanes.setdefault(launch.gpus, []).append(launch)
+        """SGLang's serving benchmark: servers of several GPUs one after another, then those of one GPU side by side."""
+        todo = [launch for launch in launches if launch.bench and launch.name in self.serving()]
+        for several in (True, False):
+            lanes: dict[str, list[Launch]] = {}
+            for launch in todo:
+                if ("," in launch.gpus) == several:
+                    lanes.setdefault(launch.gpus, []).append(launch)
+            self.bench_lanes(lanes)
+
+    def bench_lanes(self, lanes: dict[str, list[Launch]]) -> None:
+        """Each lane's servers in turn."""
 
         def lane(todo: list[Launch]) -> None:
             for launch in todo:
@@ -287,6 +294,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="measured loads of each size")
     parser.add_argument("--port", type=int, default=21000, help=f"of the first server; the others {PORTS_APART} apart")
     parser.add_argument("--no-updates", action="store_true", help="leave runtime weight updates out")
+    parser.add_argument("--no-answers", action="store_true", help="loads and faults only")
     parser.add_argument("--commit", default=os.environ.get("COMMIT"), help="default: git's")
     parser.add_argument("--command", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help="small checkpoints, short benchmarks (tests)")
@@ -296,6 +304,7 @@ def main() -> int:
     share = 0.05 if a.small else 1.0
     models, caches = a.models or a.out / "models", a.caches or a.out / "caches"
     run = Run(a.out, models, caches, a.limit, a.command, shape, a.port, share)
+    run.asked = not a.no_answers
     launches = [la for la in LAUNCHES if (la.name in a.only if a.only else la.group in a.groups)]
     document: dict[str, Any] = {
         "schema": 1,
