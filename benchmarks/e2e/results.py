@@ -54,7 +54,8 @@ def gpu() -> str:
     """Name, memory and driver."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+        return found[0] if len(found) == 1 else f"{len(found)} x {found[0]}"
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "none"
 
