@@ -41,6 +41,8 @@ def environment(launch: Launch, caches: Path) -> dict[str, str]:
     if "PYTHONPATH" in own and "PYTHONPATH" in kept:
         own["PYTHONPATH"] += os.pathsep + kept["PYTHONPATH"]
     visible = {"CUDA_VISIBLE_DEVICES": launch.gpus}
+    if launch.bench:  # its prefills have many sizes, and a kernel for a new one takes up to 40 s to compile
+        visible["SGLANG_DSV4_MHC_PREWARM"] = "1"
     return kept | {name: str(caches / part) for name, part in _CACHES.items()} | _SETTINGS | visible | own
 
 
