@@ -66,7 +66,7 @@ def make(directory: Path, notes: list[str]) -> dict[str, Any]:
     document = json.loads((directory / "result.json").read_text())
     for server in document["servers"].values():
         log = directory / server["log"]
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = log.read_text(errors="replace") if log.is_file() else ""
         server["log_lines"], server["log"] = len(text.splitlines()), trim(text)
         server["command"] = ["python" if i == 0 else clean(word) for i, word in enumerate(server["command"])]
         server["env"] = {name: clean(value) for name, value in server["env"].items()}

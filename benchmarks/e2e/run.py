@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import asks
-import bench
 import faults
+import phases
 from launches import DUMMY, GROUPS, LAUNCHES, Launch
 from results import as_expected, commit, comparisons, gpu, versions
 from server import Server, group_of
@@ -36,8 +36,6 @@ PORTS_APART = 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 PATIENCE = 45.0  # for the processes of a server that has ended
-LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
-OTHER_SEED = 1  # of the weights that a running server is updated to
 
 
 class Run:
@@ -99,8 +97,6 @@ class Run:
     def start(self, launch: Launch, number: int, more: tuple[str, ...] = ()) -> Server:
         """Start a server and enter it into the results."""
         if "FULL" in launch.env.values():
-            if not faults.full_disk(self.full):
-                raise OSError(f"{self.full} cannot be made a file system without room; may this user mount?")
             env = {k: str(self.full) if v == "FULL" else v for k, v in launch.env.items()}
             launch = dataclasses.replace(launch, env=env)
         server = Server(
@@ -127,6 +123,11 @@ class Run:
 
     def watch(self, launch: Launch, number: int) -> None:
         """Start a server, wait for it, ask. One that ends although it should serve gets dummy weights, once."""
+        if "FULL" in launch.env.values() and not faults.full_disk(self.full):
+            about = {"says": launch.says, "kind": launch.kind, "env": launch.env, "command": [], "log": ""}
+            about |= {"weights": "checkpoint", "expected": "ended", "outcome": "not run: this user may not mount"}
+            self.results[launch.name] = about
+            return
         server = self.start(launch, number)
         ready = server.wait_ready(self.until)
         if ready is None and launch.serves and not server.is_alive() and self.left > ENOUGH_TO_RETRY:
@@ -177,73 +178,9 @@ class Run:
         said = next((line for line in text.splitlines() if re.search(launch.ends_with, line)), None)
         return {"ends_with": launch.ends_with, "said": said, "left": [t for _, t in group_of(server.process.pid)]}
 
-    def benches(self, launches: list[Launch]) -> None:
-        """SGLang's serving benchmark: servers of several GPUs one after another, then those of one GPU side by side."""
-        todo = [launch for launch in launches if launch.bench and launch.name in self.serving()]
-        for several in (True, False):
-            lanes: dict[str, list[Launch]] = {}
-            for launch in todo:
-                if ("," in launch.gpus) == several:
-                    lanes.setdefault(launch.gpus, []).append(launch)
-            self.bench_lanes(lanes)
-
-    def bench_lanes(self, lanes: dict[str, list[Launch]]) -> None:
-        """Each lane's servers in turn."""
-
-        def lane(todo: list[Launch]) -> None:
-            for launch in todo:
-                if self.left < 30:
-                    return
-                found = bench.run(
-                    self.servers[launch.name].url, self.model(launch.kind), self.out / f"{launch.name}-bench",
-                    tuple((rate, seconds * self.share) for rate, seconds in launch.bench), self.left,
-                )  # fmt: skip
-                self.results[launch.name]["bench"], self.results[launch.name]["bench_error"] = found
-                self.say(f"{launch.name}: {[row['request_rate'] for row in found[0]]} requests/s {found[1]}")
-
-        with ThreadPoolExecutor(len(lanes) or 1) as pool:
-            list(pool.map(lane, lanes.values()))
-
-    def kills(self, launches: list[Launch]) -> None:
-        """Kill one scheduler of the servers that are to be."""
-        for launch in launches:
-            if launch.killed and launch.name in self.serving() and self.left > 20:
-                killed = faults.kill_scheduler(self.servers[launch.name], min(60.0, self.left - 10))
-                self.results[launch.name]["killed"] = killed
-                self.say(f"{launch.name}: scheduler killed; ended after {killed.get('ended_after_s')} s")
-
     def serving(self) -> list[str]:
         """Names of the servers that are up."""
         return [n for n, s in self.servers.items() if self.results[n].get("outcome") == "ready" and s.is_alive()]
-
-    def loads(self, names: list[str], rounds: int) -> None:
-        """The same short loads on each server in turn, the others idle; unmeasured ones compile what is missing."""
-        for number in range(rounds + 1):
-            for at_once, count in LOADS:
-                for name in names:
-                    if self.left < 20:
-                        return
-                    url, timeout = self.servers[name].url, min(60, self.left)
-                    found = asks.load(url, at_once, count if number else 2 * at_once, timeout=timeout)
-                    if number:
-                        self.results[name].setdefault("loads", []).append(found | {"round": number})
-                        self.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
-
-    def updates(self, names: list[str]) -> None:
-        """Other weights into running servers, then the first ones again; the answers after each."""
-        for name in reversed(names):
-            kind, url = self.results[name]["kind"], self.servers[name].url
-            steps = self.results[name]["updates"] = []
-            for seed in (OTHER_SEED, 0):
-                if self.left < 20 or not (self.model(kind, seed) / "config.json").exists():
-                    return
-                step = asks.update(url, str(self.model(kind, seed)), timeout=min(60, self.left))
-                steps.append(step | {"seed": seed})
-                self.say(f"{name}: update to seed {seed}: {step['success']}")
-                if not step["success"]:
-                    break
-                step["alone"] = [asks.generate(url, ids, timeout=min(30, self.left)) for ids in asks.PROMPTS[:4]]
-                steps[-1] = step | {"seed": seed}
 
     def stop(self) -> None:
         """End every server."""
@@ -261,21 +198,22 @@ def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> N
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run.write_checkpoint, good))
         list(pool.map(run.write_checkpoint, sorted(damaged)))
-        later = [pool.submit(run.write_checkpoint, kind, OTHER_SEED) for kind in set(updated.values())]
+        later = [pool.submit(run.write_checkpoint, kind, phases.OTHER_SEED) for kind in set(updated.values())]
         try:
             watchers = {la: threading.Thread(target=run.watch, args=(la, n)) for n, la in enumerate(launches)}
             for watcher in watchers.values():
                 watcher.start()
+            start_by = run.until - phases.seconds(launches, run.share)  # a server that is late does not stop the others
             for launch, watcher in watchers.items():
                 if launch.serves:
-                    watcher.join()
+                    watcher.join(max(0.0, start_by - time.monotonic()))
             loaded = {launch.name for launch in launches if launch.loaded}
-            run.loads([name for name in run.serving() if name in loaded], rounds)
-            run.benches(launches)
+            phases.loads(run, [name for name in run.serving() if name in loaded], rounds)
+            phases.benches(run, launches)
             for job in later:
                 job.result(timeout=max(1.0, run.left))
-            run.updates([name for name in run.serving() if name in updated])
-            run.kills(launches)
+            phases.updates(run, [name for name in run.serving() if name in updated])
+            phases.kills(run, launches)
             for watcher in watchers.values():
                 watcher.join()
         finally:

@@ -166,6 +166,44 @@ def test_a_run_and_its_receipt(tmp_path):
     assert str(tmp_path) not in receipt.read_text()
 
 
+def test_faults_end_with_their_messages_and_leave_nothing(tmp_path):
+    out = tmp_path / "out"
+    options = ["--groups", "faults", "--small", "--limit", 60, "--port", free_port()]
+    done = python(E2E / "run.py", "--out", out, *options, "--command", sys.executable, FAKE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert groups_of(out) == []
+    assert not (out / "full").is_mount()
+    servers = json.loads((out / "result.json").read_text())["servers"]
+    assert "did not deliver" in servers["fault-missing-tensor"]["said"]
+    assert "SafetensorError" in servers["fault-corrupt-shard"]["said"]
+    assert servers["fault-no-room"]["outcome"] in ("ended", "not run: this user may not mount")
+
+
+def test_a_fault_that_ends_with_another_message_is_reported(tmp_path):
+    options = ["--only", "fault-missing-tensor", "--small", "--limit", 60, "--port", free_port()]
+    silent = tmp_path / "silent.py"
+    silent.write_text("raise SystemExit('something else')")
+    done = python(E2E / "run.py", "--out", tmp_path / "out", *options, "--command", sys.executable, silent)
+    assert done.returncode == 1
+    assert "otherwise than expected: fault-missing-tensor" in done.stdout
+
+
+@pytest.mark.sglang
+def test_a_server_of_two_ranks_under_sglangs_benchmark_and_one_rank_killed(tmp_path):
+    out, receipt = tmp_path / "out", tmp_path / "receipt.json"
+    options = ["--only", "tp2-ours-mxfp4", "--small", "--limit", 150, "--port", free_port()]
+    done = python(E2E / "run.py", "--out", out, *options, "--command", sys.executable, FAKE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert groups_of(out) == []
+    assert python(E2E / "receipt.py", out, receipt).returncode == 0
+    server = json.loads(receipt.read_text())["servers"]["tp2-ours-mxfp4"]
+    assert [(row["completed"], row["request_rate"]) for row in server["bench"]] == [(24, 8.0)], server["bench_error"]
+    assert server["killed"]["killed"].startswith("sglang::scheduler_TP")
+    assert server["killed"]["left"] == []
+    assert server["killed"]["requests_failed"] > 0
+    assert server["answers"]["aborted"][0]["finished"] == "abort"
+
+
 def test_a_server_that_should_serve_and_ends_is_reported(tmp_path):
     command = ["--only", "ours-hybrid", "--command", "/bin/false"]
     done = python(E2E / "run.py", "--out", tmp_path, "--small", "--limit", 30, *command)
