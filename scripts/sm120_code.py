@@ -158,8 +158,9 @@ def words_are_whole(ttgir: str) -> bool:
 def lanes_hold_their_elements(ttgir: str) -> bool:
     """Whether every `match.any` compares ids of which lane i holds number i, as `routing` takes for granted."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
-    used = re.findall(r'"match\.any.*?\} [^:]*: tensor<32xi32, (#\w+)>', ttgir)
-    return all("sizePerThread = [1], threadsPerWarp = [32]" in layouts.get(layout, "") for layout in used)
+    used = re.findall(r'"match\.any.*?\} [^:]*: tensor<32xi32, (.+?)> ->', ttgir)
+    owned = ["sizePerThread = [1], threadsPerWarp = [32]" in layouts.get(layout, "") for layout in used]
+    return all(owned) and len(owned) == ttgir.count('"match.any')
 
 
 def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
@@ -189,7 +190,8 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
         "ctas_per_sm": resident, "weight_copies_16b": wide >= weights / 2 / 16,
         "sync_loads": sum(o.split(".")[0] in ("LDG", "LD") for o in ops.elements()),
         "whole_words": words_are_whole(compiled.asm["ttgir"]), "tokens": tile.tokens,
-        "own_lanes": lanes_hold_their_elements(compiled.asm["ttgir"]),
+        "own_lanes": lanes_hold_their_elements(compiled.asm["ttgir"])
+        and config["scan"] == ("match.any" in compiled.asm["ttgir"]),
     }  # fmt: skip
 
 

@@ -129,6 +129,26 @@ def test_batch_invariant(tokens, device):
         assert torch.equal(alone[0], together[t])
 
 
+@pytest.mark.parametrize("tokens", [50, 90, 150])
+def test_wide_groups_of_sm90(tokens, monkeypatch):
+    """Groups of 64, 128 and 256 tokens, two rows' scales a load and one product a step, in the interpreter."""
+    from sglang_sm120.kernels.sm120.mxfp4_moe import launch, schedule, tuning
+
+    monkeypatch.setattr(schedule, "is_sm90", lambda device: True)
+    monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
+    tensors = random_layer(1, 128, 128, 3, "cpu")
+    x, ids, weights = random_call(tokens, 1, 1, 128, 4, "cpu")
+    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
+    form = launch.Form(
+        x.device, tokens, 1, 1, 128, 128, ids.dtype, 128, 128, True, 10.0, 1.0, mxfp8=False, fp8=False,
+        batch_invariant=False, wide_scales=False,
+    )  # fmt: skip
+    assert launch.plan(form).gate_up.tokens in (64, 128, 256)
+    y = torch.empty_like(x)
+    launch.Program(form).run(x, moe.prepare_weights(*tensors), ids, weights, y)
+    assert relative(y, want) <= 3e-3
+
+
 def test_float32_scales_at_the_ends(device):
     tensors = list(random_layer(2, 64, 32, 11, device, 1, 255))
     tensors[3][0, 0, 0], tensors[3][0, 1, 0] = 0, 255

@@ -54,7 +54,10 @@ def test_torn_words_are_seen():
 
 def test_lanes_out_of_order_are_seen():
     asm = '"match.any.sync.b32 $0, $1, 0xffffffff;" {packed_element = 1 : i32, pure = false} %ids : tensor<32xi32, #b>'
+    asm += " -> tensor<32xi32, #b>"
     layout = "#b = #ttg.blocked<{sizePerThread = [%d], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>\n"
     assert sm120_code.lanes_hold_their_elements(layout % 1 + asm)
     assert not sm120_code.lanes_hold_their_elements(layout % 2 + asm)
     assert not sm120_code.lanes_hold_their_elements("#b = #ttg.slice<{dim = 1, parent = #c}>\n" + asm)
+    assert not sm120_code.lanes_hold_their_elements(asm.replace("#b", "#ttg.slice<{dim = 1, parent = #c}>"))
+    assert not sm120_code.lanes_hold_their_elements(layout % 1 + asm.replace("32xi32", "64xi32"))

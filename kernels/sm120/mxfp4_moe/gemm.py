@@ -4,8 +4,8 @@ A program owns BN weight rows of one expert and one group of up to BT routes of 
 neighbours in launch order, so groups of the same expert find its weights in L2.
 
 With dependent launch the first product lets the second begin only when its own sums are done: programs that are placed
-while the SMs are unevenly filled crowd onto a few of them, and a layer with few groups then took up to 1.7 times as long
-(benchmarks/NOTES.md). The sort does the same.
+while the SMs are unevenly filled crowd onto a few of them, and a layer with few groups then took up to 1.7 times as
+long (benchmarks/NOTES.md). The sort does the same.
 
 Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because the
 workspace of a chunk keeps routes * H below 2**31 (`schedule.chunk_tokens`).

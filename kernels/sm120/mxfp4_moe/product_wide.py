@@ -85,7 +85,10 @@ def accumulate_wide(
         if ONE:
             low, high = _scaled(lo, pair & 255, BN, SB, KEEP, ASM), _scaled(hi, (pair >> 8) & 255, BN, SB, KEEP, ASM)
             w = tl.permute(tl.reshape(tl.join(low, high), (BN, SB, 32, 2)), (0, 1, 3, 2))
-            acc = tl.dot(tl.reshape(w, (BN, SB * 64)), tl.load(x_ptrs, mask=valid[None, :], other=0.0), acc)
+            x = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
+            if not ASM:
+                x = x.to(tl.float32)
+            acc = tl.dot(tl.reshape(w, (BN, SB * 64)), x, acc)
         else:
             x_lo = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
             x_hi = tl.load(x_ptrs + 32, mask=valid[None, :], other=0.0)

@@ -53,10 +53,11 @@ def own_group_by_scan(ids_ptr, group, num_routes, num_experts, BT: tl.constexpr,
     with more work than others (benchmarks/NOTES.md).
     """
     offs = tl.arange(0, 32)
-    ids = tl.load(ids_ptr + offs, mask=offs < num_routes, other=-1).to(tl.int32)
+    ids = tl.load(ids_ptr + offs, mask=offs < num_routes, other=-1)
     valid = (ids >= 0) & (ids < num_experts) & (offs < num_routes)
+    ids = tl.where(valid, ids, -1).to(tl.int32)  # not before the comparison: 2**32 would become expert 0
     bit = tl.full((32,), 1, tl.int32) << offs
-    same = _equal_ids(tl.where(valid, ids, -1), bit, ASM)
+    same = _equal_ids(ids, bit, ASM)
     begins = valid & (_bits_set(same & (bit - 1), ASM) % BT == 0)
     all_begins = tl.sum(tl.where(begins, bit, 0), 0)
     mine = begins & (_bits_set(all_begins & (bit - 1), ASM) == group)

@@ -68,7 +68,8 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     """The launch for this work on a GPU of `sms` SMs.
 
     Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, sums scaled in float32),
-    whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16.
+    whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16, and with
+    fp8 the widest groups, which take fewer superblocks a step.
     """
     w = work
     scan = w.routes <= SCAN_LIMIT
@@ -78,6 +79,7 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     many = expected > 16 and divisible and not (w.invariant or w.wide_range or w.fp8)
     width = _group_width(expected, many, w.fp8, sm90)
     if w.fp8:
+        width = min(width, 32) if w.invariant else width
         tiles = [_fp8_tile(width)] * 2
     elif many:
         tiles = [_wide_tile(width)] * 2

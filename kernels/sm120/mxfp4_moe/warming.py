@@ -37,7 +37,7 @@ def warm_up(
 
     Launches nothing and allocates no tensor. Threads share the work, one for each core up to 8. Afterwards a
     compilation on this device is reported as a warning. A layer like an earlier one costs nothing. Foreseen are int32
-    ids, and an `out` of 16-byte aligned rows or none; x may lie anywhere.
+    ids, and no `out` or one at a 16-byte aligned address with rows a multiple of 16 values apart; x may lie anywhere.
 
     Raises ValueError for an argument that `mxfp4_moe` would refuse, and for weights that are not on a GPU.
     """

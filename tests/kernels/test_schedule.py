@@ -1,0 +1,57 @@
+"""What every plan must hold, over token counts, published shapes, GPUs and modes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+from sm120_code import SHAPES
+
+ODD = ((64, 32, 1, 1), (96, 32, 5, 3), (64, 32, 2, 32), (256, 128, 3, 32))
+TOKENS = (*range(1, 40), *range(40, 700, 23), *range(700, 8193, 331), 8192)
+MODES = tuple(itertools.product((False, True), repeat=3))  # mxfp8, invariant, wide range
+
+
+def plans(shape, fp8=False):
+    hidden, inter, experts, top_k = shape
+    for tokens, (mxfp8, invariant, wide) in itertools.product(TOKENS, MODES):
+        work = schedule.Work(tokens, top_k, experts, hidden, inter, mxfp8, fp8 and mxfp8, invariant, wide)
+        for sms, sm90 in ((24, False), (70, False), (188, False), (132, True)):
+            yield work, schedule.plan(work, sms, sm90)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_there_are_programs_for_every_group(shape, fp8):
+    """The worst routing: a route for each expert, then whole groups that each begin with the last one's overflow."""
+    for work, plan in plans(shape, fp8):
+        width = plan.gate_up.tokens
+        assert plan.down.tokens == width
+        begun = min(work.routes, work.experts)
+        assert plan.groups >= begun + (work.routes - begun) // width
+        if plan.many:
+            assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
+        if work.mxfp8 and not fp8:
+            assert plan.gate_up.rows % 64 == 0  # a block of 32 channels lies in one tile
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD])
+def test_offsets_of_a_chunk_fit_32_bits(shape):
+    hidden, inter, _, top_k = shape
+    assert schedule.chunk_tokens(top_k, hidden, inter) * top_k * max(hidden, 2 * inter) < 2**31
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_batch_invariant_plans_add_in_one_order(shape, fp8):
+    """The sums' order is that of the superblocks of a step; no partial result is rounded."""
+    orders = set()
+    for work, plan in plans(shape, fp8):
+        if work.invariant and work.mxfp8 >= fp8:
+            assert plan.partial == torch.float32
+            orders.add((plan.many, plan.gate_up.superblocks, plan.down.superblocks))
+    assert len(orders) == 1
+    assert not next(iter(orders))[0]
