@@ -8,7 +8,7 @@ import functools
 import torch
 
 SCAN_LIMIT = 32  # routes up to which each program compares all ids with each other to find its group: a warp's lanes
-CHUNK_TOKENS = 8192  # prefill goes in chunks of at most this, and of at most WORKSPACE_BYTES
+CHUNK_TOKENS = 8192  # prefill goes in chunks of at most this, and of about WORKSPACE_BYTES: see `chunk_tokens`
 WORKSPACE_BYTES = 640 << 20
 
 
@@ -59,7 +59,10 @@ class Plan:
 
 
 def chunk_tokens(top_k: int, hidden: int, inter: int) -> int:
-    """Tokens to process at once: per route there are I and H values of bf16 between the kernels."""
+    """Tokens to process at once: per route there are I and H values of bf16 between the kernels.
+
+    Not counted are W4A8's copy of x and that batch-invariant calls keep the H values in float32: up to twice as much.
+    """
     return max(512, min(CHUNK_TOKENS, WORKSPACE_BYTES // (2 * top_k * (hidden + inter)) // 256 * 256))
 
 
