@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__, tune
 from sglang_sm120.plan import ARCHITECTURES
@@ -71,7 +72,7 @@ def _add_plan(commands: Any) -> None:
         description="Let the installed SGLang resolve a launch as if on an architecture, and show the MoE kernels.",
     )
     p.add_argument(
-        "--model", required=True, type=Path, metavar="DIR", help="checkpoint: config.json and headers suffice"
+        "--model", required=True, type=_path, metavar="DIR", help="checkpoint: config.json and headers suffice"
     )
     p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
     p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
@@ -89,7 +90,7 @@ def _add_selftest(commands: Any) -> None:
     p = commands.add_parser("selftest", help="check the kernel on this machine; on a GPU also time it")
     p.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     p.add_argument("--full", action="store_true", help="more shapes and timings")
-    p.add_argument("--receipt", type=Path, metavar="FILE", help="write the document with raw samples there")
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -100,7 +101,7 @@ def _add_tune(commands: Any) -> None:
         description="Measure tiles for the kernel on this GPU and keep the faster ones in a table that launches read. "
         "Results keep every bit. Interrupted or out of time, the same command goes on.",
     )
-    p.add_argument("--model-path", "--model", type=Path, metavar="DIR", help="checkpoint whose experts are meant")
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint whose experts are meant")
     p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
     p.add_argument(
         "--shapes", "--shape", nargs="+", type=_checked(tune.shape), metavar="E,H,I,K",
@@ -112,15 +113,17 @@ def _add_tune(commands: Any) -> None:
         help="batch sizes, powers of two (1 to 256)",
     )  # fmt: skip
     p.add_argument("--routing", choices=ROUTINGS, default="uniform", help="how tokens choose experts (uniform)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="default: where launches look for it")
+    p.add_argument("--out", type=_path, metavar="FILE", help="default: where launches look for it")
     p.add_argument("--check", action="store_true", help="measure nothing; say whether a launch uses a table")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def _add_verify(commands: Any) -> None:
     p = commands.add_parser("verify", help="check a running server: ranks, kernels, canary prompts, acceptance length")
-    p.add_argument("--url", required=True, help="of the server, as in http://127.0.0.1:30000")
-    p.add_argument("--reference", metavar="URL", help="the same checkpoint without speculation; answers must agree")
+    p.add_argument("--url", required=True, type=_url, help="of the server, as in http://127.0.0.1:30000")
+    p.add_argument(
+        "--reference", type=_url, metavar="URL", help="the same checkpoint without speculation; answers must agree"
+    )
     p.add_argument("--timeout", type=_positive, default=60, metavar="S", help="seconds for each request (60)")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -135,6 +138,24 @@ def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return converted
+
+
+def _path(text: str) -> Path:
+    """An empty word is a shell variable that was not set, and would silently mean the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file or directory")
+    return Path(text)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0  # a bad port raises
+    except ValueError:
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r} is no server's address; expected one as http://127.0.0.1:30000")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -34,8 +34,10 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120 import files, selftest
 
     receipt: Path | None = arguments.receipt
-    if receipt and not os.access(receipt.parent, os.W_OK):
-        return _say(f"--receipt {receipt} cannot be written: {receipt.parent} does not exist or is read-only")
+    if receipt and receipt.is_dir():
+        return _say(f"--receipt {receipt} cannot be written: it is a directory; name a file")
+    if receipt and not (receipt.parent.is_dir() and os.access(receipt.parent, os.W_OK)):
+        return _say(f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only")
     try:
         document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them

@@ -132,6 +132,9 @@ def _weigh(document: dict[str, Any], model: Path, memory_gib: int, parallel: dic
     if weights is None or parallel is None:
         return
     tp, pp, draft = parallel["tp_size"], parallel["pp_size"], bool(parallel["speculative_algorithm"])
+    if tp < 1 or pp < 1:
+        document["errors"].append(f"--tp is {tp} and --pp-size is {pp}; expected positive whole numbers")
+        return
     fraction = parallel["mem_fraction_static"] or 1.0
     document["memory"] = found = memory.budget(weights, memory_gib, tp, pp, draft, fraction)
     if not found["fits"]:

@@ -24,7 +24,7 @@ CANARIES = (
     "Repeat after me: red green blue red green blue red green",
 )
 NEW_TOKENS = 32
-_SAMPLE = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -48,6 +48,7 @@ def run(url: str, reference: str | None = None, timeout_s: float = 60.0) -> dict
     """
     server = _Server(url, timeout_s)
     info = server.json("/server_info")
+    _must_be_typed(info, f"{server.url}/server_info")
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "url": url,
@@ -72,6 +73,17 @@ def run(url: str, reference: str | None = None, timeout_s: float = 60.0) -> dict
         _compare(document)
     _ranks(document, server)
     return document
+
+
+def _must_be_typed(info: dict[str, Any], page: str) -> None:
+    """The fields that are used, as SGLang types them; another server may have fields of the same names."""
+    for names, types, wanted in (
+        (("version", "moe_runner_backend", "speculative_moe_runner_backend"), (str,), "a text"),
+        (("tp_size", "pp_size"), (int,), "a whole number"),
+    ):
+        for name in names:
+            if info.get(name) is not None and not isinstance(info[name], types):
+                raise ServerError(f"{page} is no SGLang server's: {name} is {info[name]!r}, expected {wanted}")
 
 
 def _flags(document: dict[str, Any]) -> None:
@@ -178,7 +190,11 @@ class _Server:
         answer = self.json("/generate", {"text": prompt, "sampling_params": sampling})
         if not isinstance(answer.get("text"), str):
             raise ServerError(f"{self.url}/generate answers without a text")
-        return {"text": answer["text"], "acceptance": (answer.get("meta_info") or {}).get("spec_accept_length")}
+        meta = answer.get("meta_info") or {}
+        acceptance = meta.get("spec_accept_length") if isinstance(meta, dict) else None
+        if not isinstance(meta, dict) or not isinstance(acceptance, (int, float, type(None))):
+            raise ServerError(f"{self.url}/generate is no SGLang server's: its meta_info is {str(meta)[:60]}")
+        return {"text": answer["text"], "acceptance": acceptance}
 
 
 class _StatusError(ServerError):

@@ -57,6 +57,16 @@ def test_a_flag_that_sglang_refuses(checkpoints):
     assert "sm120_triton" in error  # among the choices
 
 
+@pytest.mark.sglang
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_a_tensor_parallel_size_that_is_none(checkpoints, size):
+    done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--tp", size)
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert any(f"--tp is {size}" in error for error in document["errors"]), document["errors"]
+    assert document["memory"] is None
+
+
 def test_a_second_model_is_refused(checkpoints):
     done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--model-path=/elsewhere")
     assert done.returncode == 1

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from sglang_sm120 import cli, doctor, interrupts
+from sglang_sm120 import cli, doctor, interrupts, selftest
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,14 @@ from sglang_sm120 import cli, doctor, interrupts
         (["plan", "--model", "/m", "--tp", "2"], "flags of SGLang come after --"),
         (["verify", "--ulr", "http://h"], "--url"),
         (["doctor", "--", "--tp", "2"], "doctor takes nothing after --"),
+        (["plan", "--model", ""], "argument --model: '' names no file or directory"),
+        (["tune", "--shapes", "8,512,256,2", "--out", ""], "argument --out: ''"),
+        (["selftest", "--receipt", ""], "argument --receipt: ''"),
+        (["verify", "--url", "garbage"], "argument --url: 'garbage' is no server's address; expected one as http://"),
+        (["verify", "--url", "127.0.0.1:30000"], "argument --url: '127.0.0.1:30000'"),
+        (["verify", "--url", "file:///etc/hostname"], "argument --url: 'file:///etc/hostname'"),
+        (["verify", "--url", "http://127.0.0.1:99999"], "argument --url: 'http://127.0.0.1:99999'"),
+        (["verify", "--url", "http://h", "--reference", "http://"], "argument --reference: 'http://'"),
     ],
 )
 def test_near_misses(arguments, says, capsys):
@@ -28,6 +36,14 @@ def test_near_misses(arguments, says, capsys):
         cli.main(arguments)
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_receipt_that_cannot_be_written_is_refused_before_minutes_are_spent(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(selftest, "run", lambda *_: pytest.fail("ran"))
+    (tmp_path / "file").touch()
+    for receipt in (tmp_path, tmp_path / "file" / "r.json", tmp_path / "nowhere" / "r.json"):
+        assert cli.main(["selftest", "--device", "cpu", "--receipt", str(receipt)]) == 1
+        assert f"--receipt {receipt} cannot be written" in capsys.readouterr().err
 
 
 def test_help_fits_80_columns(monkeypatch, capsys):

@@ -17,6 +17,7 @@ GOOD = {
     "speculative_algorithm": "EAGLE",
     "speculative_moe_runner_backend": "sm120_triton",
 }
+META = {"spec_accept_length": 1.5}
 
 
 def page(ranks=2, dispatches=7, version=__version__):
@@ -31,7 +32,7 @@ def serve():
     """info, metrics page, answer function -> URL of a server."""
     servers = []
 
-    def start(info=GOOD, metrics="", answer=lambda prompt, count: f"{prompt}!", html=False):
+    def start(info=GOOD, metrics="", answer=lambda prompt, count: f"{prompt}!", html=False, meta=META):
         counts = {}
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,7 +56,7 @@ def serve():
                 assert body["sampling_params"]["temperature"] == 0
                 counts[body["text"]] = counts.get(body["text"], 0) + 1
                 text = answer(body["text"], counts[body["text"]])
-                self.say(json.dumps({"text": text, "meta_info": {"spec_accept_length": 1.5}}))
+                self.say(json.dumps({"text": text, "meta_info": meta}))
 
             def log_message(self, *_args):
                 pass
@@ -121,8 +122,26 @@ def test_not_a_server(serve, capsys):
         free.bind(("127.0.0.1", 0))
         assert cli.main(["verify", "--url", f"http://127.0.0.1:{free.getsockname()[1]}"]) == 1
     assert "cannot be asked" in capsys.readouterr().err
-    assert cli.main(["verify", "--url", "nonsense"]) == 1
-    assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"info": GOOD | {"moe_runner_backend": ["x"]}}, "moe_runner_backend is ['x'], expected a text"),
+        ({"info": GOOD | {"tp_size": "two"}}, "tp_size is 'two', expected a whole number"),
+        ({"meta": [1]}, "meta_info is [1]"),
+        ({"meta": {"spec_accept_length": "long"}}, "meta_info is {'spec_accept_length': 'long'}"),
+    ],
+)
+def test_another_server_with_fields_of_the_same_names(serve, how, says, capsys):
+    assert cli.main(["verify", "--url", serve(**how)]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_metric_that_is_no_number_counts_for_nothing(serve):
+    document = verify.run(serve(metrics='sglang_sm120_info{pid="1"} broken\n'))
+    assert document["ranks"]["seen"] == 0
+    assert any("ran in 0 of 2 ranks" in error for error in document["errors"])
 
 
 def test_a_server_that_hangs(capsys):
