@@ -37,7 +37,9 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     if receipt and receipt.is_dir():
         return _say(f"--receipt {receipt} cannot be written: it is a directory; name a file")
     if receipt and not (receipt.parent.is_dir() and os.access(receipt.parent, os.W_OK)):
-        return _say(f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only")
+        return _say(
+            f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only"
+        )
     try:
         document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
