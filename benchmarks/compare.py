@@ -12,10 +12,11 @@ clocks, temperature.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import reading
 
 LIMITS = {"ours mxfp8": 8e-2}  # as in bench_moe.py
 DEFAULT_LIMIT = 1e-2
@@ -100,7 +101,7 @@ def main() -> int:
     parser.add_argument("--contestant", default="ours bf16")
     parser.add_argument("--repeat", action="store_true", help="two runs of one commit, all contestants")
     options = parser.parse_args()
-    before, after = (json.loads(p.read_text()) for p in (options.before, options.after))
+    before, after = (reading.receipt(p) for p in (options.before, options.after))
     if before["gpu"] != after["gpu"]:
         print(f"different GPUs: {before['gpu']} and {after['gpu']}", file=sys.stderr)
         return 1

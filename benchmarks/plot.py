@@ -8,12 +8,13 @@ installed
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import reading
 
 COLOURS = (
     "#0b6e4f", "#c84630", "#3d5a98", "#b8860b", "#6b4e71", "#4f6d7a", "#1ba3c6", "#d43790", "#7a9a01", "#a0522d",
@@ -93,7 +94,7 @@ def main() -> int:
     parser.add_argument("receipt", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
-    receipt = json.loads(options.receipt.read_text())
+    receipt = reading.receipt(options.receipt)
     options.out.mkdir(parents=True, exist_ok=True)
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in receipt["rows"]:

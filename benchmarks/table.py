@@ -12,10 +12,11 @@ shows which rows repeat.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import reading
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compare
@@ -38,7 +39,8 @@ Row = dict[str, Any]
 
 def load(name: str) -> Row | None:
     path = RECEIPTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    kind = ("peers_baseline", "runs") if name == "h200-peers-baseline" else ("bench_moe", "rows")
+    return reading.receipt(path, *kind) if path.exists() else None
 
 
 def target(tokens: int) -> tuple[float, float | None]:
@@ -168,7 +170,7 @@ def tables() -> str:
     first = by_routing["uniform"]
     host = {shape: times.get(OURS) for shape, times in first["host_us"].items()} if first else {}
     parts.append(
-        "Host time a call without a graph, T = 4: "
+        "Host time a call without a graph, bf16, T = 4: "
         + ", ".join(f"{s} {t:.0f} µs" for s, t in host.items() if t)
         + f" (target 40: {'met' if host and max(t or 0 for t in host.values()) <= 40 else 'missed'})."
     )

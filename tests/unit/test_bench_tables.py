@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,3 +119,27 @@ def test_without_a_peer_there_is_no_target_met(tools, receipt):
     _, table = tools
     row = {**receipt["rows"][0], "us": {"ours bf16": 20.0}}
     assert table.verdict(row) == ("-", "no peer")
+
+
+BAD = {
+    "missing": (None, "No such file"),
+    "cut short": ('{"schema": 2, "kind": "bench_mo', "Unterminated string"),
+    "of a newer schema": ('{"schema": 3, "kind": "bench_moe", "rows": []}', "reads schema 2"),
+    "of another kind": ('{"schema": 1, "kind": "selftest", "rows": []}', "expected a receipt of bench_moe"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("script", ["compare.py", "plot.py"])
+def test_a_receipt_that_cannot_be_read_is_named_in_one_line(what, script, tmp_path):
+    text, said = BAD[what]
+    file = tmp_path / "receipt.json"
+    if text is not None:
+        file.write_text(text)
+    files = [str(file), str(RECEIPTS / "h200-table.json")] if script == "compare.py" else [str(file), "--out", "."]
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *files]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert str(file) in done.stderr
+    assert said in done.stderr
