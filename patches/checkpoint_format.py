@@ -53,8 +53,14 @@ class Shape:
         for name, known in (("kind", KINDS), ("draft", DRAFTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
-        if self.layers < 1:
-            raise ValueError(f"layers is {self.layers}; expected at least 1")
+        for name, least, unit in (
+            ("layers", 1, 1), ("experts", self.top_k, 1), ("vocabulary", 512, 1), ("hidden", 128, 128),
+            ("intermediate", 32, 32), ("seed", 0, 1),
+        ):  # fmt: skip
+            value = getattr(self, name, least)
+            if value < least or value % unit:
+                multiple = f", a multiple of {unit}" if unit > 1 else ""
+                raise ValueError(f"{name} is {value}; expected at least {least}{multiple}")
 
     @property
     def draft_kind(self) -> str:

@@ -187,7 +187,11 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int)
     a = vars(parser.parse_args())
     out, threads, shape = a.pop("out"), a.pop("threads"), SMALL if a.pop("small") else Shape()
-    directory = write(out, replace(shape, **{k: v for k, v in a.items() if v is not None}), threads)
+    try:
+        shape = replace(shape, **{k: v for k, v in a.items() if v is not None})
+        directory = write(out, shape, threads)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     print(f"{directory}: {sum(f.stat().st_size for f in directory.iterdir()) / 2**20:.0f} MiB")
     return 0
 

@@ -19,7 +19,7 @@ recipe_option() {
   case $1 in
     --tp) need_number "$1" "${2-}"; tp=$2; taken=2 ;;
     --block) need_number "$1" "${2-}"; block=$2; taken=2 ;;
-    --draft) [ -n "${2-}" ] || usage_error "--draft needs a directory"; draft=$2; taken=2 ;;
+    --draft) [ -d "${2-}" ] || usage_error "--draft is '${2-}'; expected a directory"; draft=$2; taken=2 ;;
   esac
 }
 parse_command_line "$@"

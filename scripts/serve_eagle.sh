@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DeepSeek-V4 with EAGLE: the checkpoint's own MTP layer (NextN) proposes tokens, the target verifies them.
 #
-#   scripts/serve_eagle.sh MODEL [--steps 1|3] [--tp N] [SGLANG FLAGS...]
+#   scripts/serve_eagle.sh MODEL [--steps N] [--tp N] [SGLANG FLAGS...]
 #
 #   --steps N   tokens that the draft proposes each round (1). More steps pay off where most proposals are accepted:
 #               read the acceptance length in the server's log before you go from 1 to 3

@@ -38,7 +38,10 @@ def main() -> int:
     for name in ("experts", "hidden", "intermediate", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(SHAPE, name))
     arguments = vars(parser.parse_args())
-    directory = write(arguments.pop("out"), replace(SHAPE, **arguments))
+    try:
+        directory = write(arguments.pop("out"), replace(SHAPE, **arguments))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     print(f"{directory}: {sum(f.stat().st_size for f in directory.iterdir()) / 2**20:.1f} MiB")
     return 0
 

@@ -47,6 +47,8 @@ def test_help_is_its_own_comment(path):
         ("serve_two_nodes.sh /m --head a", "--rank is ''"),
         ("serve_two_nodes.sh /m --rank 0", "--head is missing"),
         ("serve_two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
+        ("serve_two_nodes.sh /m --rank 0 --head a:x", "--head is 'a:x'"),
+        ("serve_dspark.sh /m --draft /missing", "--draft is '/missing'"),
         ("serve_disaggregated.sh /m --transfer pigeon", "expected nixl"),
     ],
 )

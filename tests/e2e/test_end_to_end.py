@@ -76,6 +76,18 @@ def test_a_shape_that_does_not_exist_is_refused(field, value, says):
         replace(make_checkpoint.SMALL, **{field: value})
 
 
+@pytest.mark.parametrize("script", ["make_checkpoint.py", "tiny_checkpoint.py"])
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(("--experts", 1), "experts is 1"), (("--seed", -1), "seed is -1"), ((), "File exists")]
+)
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_one_line(tmp_path, script, arguments, says):
+    (tmp_path / "file").touch()
+    done = python(ROOT / "scripts" / script, tmp_path / ("out" if arguments else "file"), *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def e4m3(codes):
     """Values of e4m3 codes that are neither NaN nor subnormal."""
     codes = codes.astype(int)
