@@ -194,6 +194,7 @@ OURS = [
     (OVERLAY / "jit_caches.py", " old: a killed compile left it, and the next one waits for it"),
     (OVERLAY / "jit_caches.py", " is held by process "),
     (OVERLAY / "kernels" / "sm120" / "mxfp4_moe" / "tuning.py", "Ignoring the tile table "),
+    (OVERLAY / "kernels" / "sm120" / "mxfp4_moe" / "runtime.py", " after the warm-up, which did not foresee "),
     (OVERLAY / "tile_tables.py", "it is for "),
     (OVERLAY / "schemas.py", "which wrote it,"),
     (
