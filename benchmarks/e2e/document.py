@@ -164,7 +164,9 @@ def comparisons(found: dict[str, Any]) -> list[str]:
             continue
         counts, difference = c["tokens_until_the_first_difference"], c["largest_logprob_difference"]
         largest = "" if difference is None else f"{difference:.3g}"
-        lengths = ", ".join(f"{length:.3f}" for length in c.get("accept_lengths", []) if length)
+        both = c.get("accept_lengths", [])
+        in_order = both if f"{one} / {other}" in found else both[::-1]
+        lengths = ", ".join(f"{length:.3f}" for length in in_order if length)
         rows.append(
             (f"`{one}`, `{other}`", question, f"{c['identical']} of {c['prompts']}", sum(counts), largest, lengths)
         )
