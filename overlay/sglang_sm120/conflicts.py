@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -166,8 +167,9 @@ def _installed(name: str) -> Path | None:
 
 
 def _imported(name: str) -> Path | None:
-    """The folder that an import would take."""
-    spec = importlib.util.find_spec(name)
+    """The folder that a new process would import, whatever this one has imported."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    spec = next((found for found in specs if found is not None), None)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
