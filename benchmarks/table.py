@@ -4,9 +4,8 @@
 table.py            rewrite the README between its markers
 table.py --check    exit status 1 if that would change it
 
-Rows come from `h200-table.json` (`bench_moe.py --rows table`), or as long as there is none from the runs before it, and
-from `h200-shapes.json` (`--rows shapes`) if that is there. A second run of the same commit beside them, `*-2.json`,
-shows which rows repeat.
+Rows come from `h200-table.json` (`bench_moe.py --rows table`), and from `h200-shapes.json` (`--rows shapes`) if that is
+there. A second run of the same commit beside them, `*-2.json`, shows which rows repeat.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import reading
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compare
+import reading
 
 HERE = Path(__file__).resolve().parent
 RECEIPTS = HERE / "receipts"
@@ -32,34 +29,17 @@ PEERS = {  # contestant -> column
 TARGETS = {  # tokens up to: (times the best peer, fraction of the floor at TP1)
     1: (1.6, 0.50), 4: (1.35, 0.62), 64: (1.15, 0.70), 256: (1.10, 0.70), 8192: (1.0, None),
 }  # fmt: skip
-INTERMEDIATE = {"v4-flash-tp1": 2048, "v4-flash-tp2": 1024, "v4-flash-tp4": 512, "v4-flash-tp8": 256}
 NAMES = {"v4-flash": "", "v4-pro": "V4-Pro ", "v4.1-flash": "V4.1-Flash "}
 Row = dict[str, Any]
 
 
 def load(name: str) -> Row | None:
     path = RECEIPTS / f"{name}.json"
-    kind = ("peers_baseline", "runs") if name == "h200-peers-baseline" else ("bench_moe", "rows")
-    return reading.receipt(path, *kind) if path.exists() else None
+    return reading.receipt(path) if path.exists() else None
 
 
 def target(tokens: int) -> tuple[float, float | None]:
     return next(TARGETS[limit] for limit in sorted(TARGETS) if tokens <= limit)
-
-
-def with_marlin(receipt: Row, baseline: Row) -> Row:
-    """A receipt from before Marlin ran beside the others, with its times from the earlier run on such a GPU."""
-    times = {
-        (r["inter"], r["tokens"]): r["us"] for run in baseline["runs"] for r in run["rows"] if r["impl"] == "marlin"
-    }
-    rows = []
-    for row in receipt["rows"]:
-        us = dict(row["us"])
-        earlier = times.get((INTERMEDIATE.get(row["shape"], 0), row["tokens"])) if row["routing"] == "uniform" else None
-        if "marlin" not in us and earlier:
-            us["marlin"] = earlier
-        rows.append({**row, "us": us})
-    return {**receipt, "rows": rows}
 
 
 def short(shape: str) -> str:
@@ -146,29 +126,18 @@ def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
 
 
 def tables() -> str:
-    baseline, run = load("h200-peers-baseline"), load("h200-table")
-    if baseline is None:
-        raise FileNotFoundError(RECEIPTS / "h200-peers-baseline.json")
+    run, shapes = load("h200-table"), load("h200-shapes")
+    if run is None:
+        raise FileNotFoundError(RECEIPTS / "h200-table.json")
     parts: list[str] = []
-    by_routing = {"uniform": run or load("h200-bench-uniform")}
-    by_routing |= dict.fromkeys(("speculative", "skewed"), run or load("h200-bench-routings"))
-    for routing, receipt in by_routing.items():
-        if receipt is None:
-            raise FileNotFoundError(f"no receipt with {routing} routing in {RECEIPTS}")
-        receipt = receipt if run else with_marlin(receipt, baseline)
-        parts += section(
-            f"{routing.capitalize()} routing", receipt, [r for r in receipt["rows"] if r["routing"] == routing]
-        )
-    if run:
-        parts += repeated(run, load("h200-table-2"))
-    shapes = load("h200-shapes")
+    for routing in ("uniform", "speculative", "skewed"):
+        parts += section(f"{routing.capitalize()} routing", run, [r for r in run["rows"] if r["routing"] == routing])
+    parts += repeated(run, load("h200-table-2"))
     if shapes:
         parts += section("Other shapes, uniform routing", shapes, shapes["rows"])
         parts += repeated(shapes, load("h200-shapes-2"))
-    if run:
-        parts += ["Not timed:", *failures(run), *(failures(shapes) if shapes else []), ""]
-    first = by_routing["uniform"]
-    host = {shape: times.get(OURS) for shape, times in first["host_us"].items()} if first else {}
+    parts += ["Not timed:", *failures(run), *(failures(shapes) if shapes else []), ""]
+    host = {shape: times.get(OURS) for shape, times in run["host_us"].items()}
     parts.append(
         "Host time a call without a graph, bf16, T = 4: "
         + ", ".join(f"{s} {t:.0f} µs" for s, t in host.items() if t)

@@ -55,25 +55,21 @@ def test_off_says_so_and_asks_no_gpu(monkeypatch, caplog):
     assert "sglang-sm120 is off (SGLANG_SM120=0): stock SGLang" in caplog.text
 
 
-def test_a_patch_that_does_not_fit_stops_the_launch(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PatchError("patch x was not proven"), "sglang-sm120: patch x was not proven"),
+        # SGLang's loader swallows an Exception and would go on with stock kernels.
+        (OSError("disk"), "OSError: disk; run stock SGLang with SGLANG_SM120=0"),
+    ],
+)
+def test_whatever_goes_wrong_stops_the_launch(monkeypatch, error, says):
     def fail(patches, settings):
-        raise PatchError("patch x was not proven")
+        raise error
 
     monkeypatch.setattr(patching, "apply_all", fail)
     monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
-    with pytest.raises(SystemExit, match="sglang-sm120: patch x was not proven"):
-        plugin.register()
-
-
-def test_whatever_else_goes_wrong_stops_the_launch_too(monkeypatch):
-    """SGLang's loader swallows an Exception and would go on with stock kernels."""
-
-    def fail(patches, settings):
-        raise OSError("disk")
-
-    monkeypatch.setattr(patching, "apply_all", fail)
-    monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
-    with pytest.raises(SystemExit, match="OSError: disk; run stock SGLang with SGLANG_SM120=0"):
+    with pytest.raises(SystemExit, match=says):
         plugin.register()
 
 
