@@ -94,9 +94,8 @@ class Forced:
     def __call__(self, device: torch.device, work: Work) -> Plan:
         p, v = self.own(device, work), self.variant
         p = dataclasses.replace(p, gate_up=v.gate_up or p.gate_up, down=v.down or p.down)
-        groups, scan = p.groups, p.scan and v.groups == "plan"
-        if not scan:
-            groups = min(work.routes, min(work.routes, work.experts) + work.routes // p.gate_up.tokens)
+        scan = p.scan and v.groups == "plan"
+        groups = work.most_groups(p.gate_up.tokens, scan)
         if v.groups == "exact" and self.exact:
             groups = self.exact[p.gate_up.tokens]
         return dataclasses.replace(p, scan=scan, groups=groups)

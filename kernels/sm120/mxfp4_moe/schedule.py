@@ -42,6 +42,10 @@ class Work:
     def routes(self) -> int:
         return self.tokens * self.top_k
 
+    def most_groups(self, width: int, scan: bool) -> int:
+        """Groups of up to `width` routes of one expert that there can be; while each program scans, one a route."""
+        return self.routes if scan else min(self.routes, min(self.routes, self.experts) + self.routes // width)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -92,9 +96,8 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
             _tile(2 * w.inter, active, width, sms, sm90, w.mxfp8),
             _tile(w.hidden, active, width, sms, sm90, False),
         ]
-    groups = w.routes if scan else min(w.routes, active + w.routes // width)
     partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
-    return Plan(scan, groups, tiles[0], tiles[1], partial, many)
+    return Plan(scan, w.most_groups(width, scan), tiles[0], tiles[1], partial, many)
 
 
 def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:

@@ -69,8 +69,7 @@ def _with_tiles(p: Plan, work: Work, tiles: tuple[Tile, Tile]) -> Plan:
     gate_up, down = tiles
     if p.many or work.fp8 or (work.mxfp8 and gate_up.rows < 64):
         return p
-    groups = work.routes if p.scan else min(work.routes, min(work.routes, work.experts) + work.routes // gate_up.tokens)
-    return dataclasses.replace(p, gate_up=gate_up, down=down, groups=groups)
+    return dataclasses.replace(p, gate_up=gate_up, down=down, groups=work.most_groups(gate_up.tokens, p.scan))
 
 
 @functools.cache
