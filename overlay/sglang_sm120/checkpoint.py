@@ -18,6 +18,9 @@ INDEX = "model.safetensors.index.json"
 PACKED = ("I8", "U8", "F4")  # dtypes that hold two e2m1 codes a byte
 _ROUTED = re.compile(r"(?P<block>(?:model\.)?(?:layers|mtp)\.\d+)\.(?:ffn|mlp)\.experts\.\d+\.(?P<part>.+)$")
 _HEADER_LIMIT = 512 * 2**20
+_COUNTS = ("n_routed_experts", "num_experts_per_tok")
+_DSPARK_COUNTS = ("dspark_n_routed_experts", "dspark_num_experts_per_tok")
+_SIZES = ("hidden_size", "moe_intermediate_size", *_COUNTS)
 
 
 class CheckpointError(ValueError):
@@ -62,6 +65,7 @@ def inspect(directory: Path) -> Checkpoint:
     if config.get("model_type") not in DEEPSEEK_V4:
         return Checkpoint("other")
     kind, problems = _kind(quantization, _expert_dtypes(directory))
+    problems += _bad_sizes(text)
     return Checkpoint(
         kind,
         text.get("hidden_size"),
@@ -116,6 +120,24 @@ def _config(directory: Path) -> dict:
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} holds no JSON object; download it again")
     return config
+
+
+def _bad_sizes(text: dict) -> list[str]:
+    """Sizes of routed MoE layers that no layer can have. What the configuration leaves out SGLang fills in."""
+    given = {name: text[name] for name in _SIZES if text.get(name) is not None}
+    given |= {name: text[name] for name in _DSPARK_COUNTS if text.get(name)}  # SGLang takes 0 for the target's
+    good = {name: value for name, value in given.items() if _is_count(value)}
+    bad = given.keys() - good.keys()
+    problems = [f"config.json: {n} is {json.dumps(given[n])}; expected a positive whole number" for n in sorted(bad)]
+    stages = tuple(own if own in given else name for own, name in zip(_DSPARK_COUNTS, _COUNTS, strict=True))
+    for experts, top_k in dict.fromkeys((_COUNTS, stages)):
+        if {experts, top_k} <= good.keys() and good[top_k] > good[experts]:
+            problems.append(f"config.json: {top_k} is {good[top_k]}; expected 1 to {good[experts]}, as {experts} says")
+    return problems
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:

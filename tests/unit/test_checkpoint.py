@@ -99,6 +99,44 @@ def test_contradictions_name_what_to_change(tmp_path, tensors, quantization, say
     assert re.search(says, problems), problems
 
 
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"num_experts_per_tok": 257}, "num_experts_per_tok is 257; expected 1 to 256, as n_routed_experts says"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0; expected a positive whole number"),
+        ({"n_routed_experts": -256}, "n_routed_experts is -256; expected a positive whole number"),
+        ({"hidden_size": 4096.0}, "hidden_size is 4096.0; expected a positive whole number"),
+        ({"moe_intermediate_size": "2048"}, 'moe_intermediate_size is "2048"; expected a positive whole number'),
+        ({"num_experts_per_tok": True}, "num_experts_per_tok is true; expected a positive whole number"),
+        ({"dspark_n_routed_experts": 4}, "num_experts_per_tok is 6; expected 1 to 4, as dspark_n_routed_experts"),
+        (
+            {"dspark_num_experts_per_tok": 300},
+            "dspark_num_experts_per_tok is 300; expected 1 to 256, as n_routed_experts says",
+        ),
+        ({"dspark_n_routed_experts": 12, "dspark_num_experts_per_tok": -1}, "dspark_num_experts_per_tok is -1; expect"),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_layer_can_have(tmp_path, sizes, says):
+    (problem,) = inspect(write(tmp_path, MXFP4_TARGET, **sizes)).problems
+    assert problem.startswith(f"config.json: {says}")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_experts_per_tok": 256},
+        {"num_experts_per_tok": 1, "n_routed_experts": 1},
+        {"num_experts_per_tok": None},
+        {"dspark_n_routed_experts": 0, "dspark_num_experts_per_tok": None},
+        {"dspark_n_routed_experts": 12, "dspark_num_experts_per_tok": 12},
+    ],
+    ids=str,
+)
+def test_sizes_at_their_limits_or_left_to_sglang(tmp_path, sizes):
+    assert inspect(write(tmp_path, MXFP4_TARGET, **sizes)).problems == ()
+
+
 def test_one_tensor_alone_proves_no_fault(tmp_path):
     """A directory for dummy weights holds the header of one expert tensor."""
     assert inspect(write(tmp_path, {"layers.0.ffn.experts.0.w1.weight": "I8"})).problems == ()
