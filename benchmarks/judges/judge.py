@@ -20,7 +20,6 @@ import io
 import json
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,10 @@ import torch
 import triton
 
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
+
+from checkout import commit
 
 LIMIT = 10.0
 SMALL = ((4, 96, 64, 2, 1), (4, 96, 64, 2, 7), (3, 160, 96, 2, 20))  # experts, hidden, intermediate, top_k, tokens
@@ -118,8 +121,6 @@ def main() -> int:
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    commit = options.commit or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     rows = []
     for shape in LARGE if device == "cuda" else SMALL:
         drawn = inputs(*shape, device)
@@ -131,7 +132,7 @@ def main() -> int:
             rows.append({"judge": name, "shape": shape} | verdict)
             print(name, "E{} H{} I{} K{} T{}".format(*shape), verdict, flush=True)
     receipt = {
-        "schema": 1, "kind": "judges", "commit": commit,
+        "schema": 1, "kind": "judges", "commit": options.commit or commit(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(), "rows": rows,
     }  # fmt: skip

@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -33,6 +31,10 @@ import workload
 from contestants import CLAMP, CONTESTANTS, versions
 
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
+
+from checkout import commit
 
 TOLERANCE = {"ours mxfp8": 8e-2}  # relative L2; two e4m3 roundings cost about 5e-2
 DEFAULT_TOLERANCE = 1e-2  # bf16 intermediates; Marlin's own is 4.7e-3
@@ -229,12 +231,6 @@ def main() -> int:
         with open(options.out, "w") as f:
             json.dump(receipt, f)
     return int(not receipt["rows"])
-
-
-def commit() -> str:
-    root = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

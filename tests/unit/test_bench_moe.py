@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -189,6 +190,19 @@ def test_only_checked_outputs_get_a_time_and_the_others_say_why(bench, monkeypat
     assert receipt["versions"]["no-such-package"] == "not installed"
     assert receipt["versions"]["torch"] == importlib.import_module("importlib.metadata").version("torch")
     assert len(one["raw"]["good"]) == 2
+
+
+def test_a_receipt_names_the_checkouts_commit_wherever_it_is_made(bench, monkeypatch, tmp_path):
+    def head():
+        command = ["git", "-C", ROOT, "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    before = head()
+    monkeypatch.chdir(tmp_path)
+    options = ["--shapes", "tiny", "--tokens", "1", "--routings", "uniform", "--contestants", "good"]
+    assert receipt_of(bench, monkeypatch, tmp_path, *options)["commit"] in {before, head()}
+    options += ["--commit", "0123abcd"]
+    assert receipt_of(bench, monkeypatch, tmp_path, *options)["commit"] == "0123abcd"
 
 
 def test_one_option_runs_a_set_of_rows(bench, monkeypatch, tmp_path):
