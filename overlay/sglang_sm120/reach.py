@@ -3,6 +3,8 @@
 A plugin that loads later can replace the same function. If it calls what it found, both work; if not, ours is out of
 reach, and the layer would get stock kernels that SM120 does not have. Asked when DeepSeek-V4's flags are resolved and,
 in each scheduler, when SGLang's loader has made the quantization configuration: weights have not been read by then.
+The configuration itself is asked too, because a class of another plugin in SGLang's table of quantization methods
+leaves the patched one where it is and is used in its stead.
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ from itertools import islice
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching
+from sglang_sm120 import imports, patching, sglang_api
 from sglang_sm120.patching import Replacement
 from sglang_sm120.settings import OFF
 
 LOADER = "sglang.srt.model_loader.loader"
 CONFIGURES = "_get_quantization_config"
+_METHOD = "get_quant_method"
+# The class that SGLang makes the configuration from, for each format of experts that a patch is about.
+_CONFIGURATIONS = {"hybrid-nvfp4": f"HybridFp8NvFp4Config.{_METHOD}", "mxfp4": f"Fp8Config.{_METHOD}"}
+_TABLE_NAME = "fp8"  # of these checkpoints in SGLang's table of quantization methods
 _ARCHITECTURES = "DeepseekV4"  # how the names of its target's and drafts' architectures begin
 _GROUP = "sglang.srt.plugins"
 _LIMIT = 10_000  # things that are looked at; a wrapper is found within the first few
@@ -46,6 +52,7 @@ def _watch(module: ModuleType) -> None:
         made = original(model_config, *args, **kwargs)  # imports what it makes, so patches that waited are in now
         if any(a.startswith(_ARCHITECTURES) for a in model_config.hf_config.architectures or ()):
             require()
+            _require_in(made, model_config)
         return made
 
     setattr(configures, patching.MARK, "reach")
@@ -61,15 +68,35 @@ def require() -> None:
     for replacement in patching.REPLACED:
         present = _present(replacement)
         if not _reaches(present, replacement.function):
-            raise SystemExit(f"sglang-sm120: {_refusal(replacement, present)}")
+            code = _foreign(present)
+            fault = f"{replacement} is now {code}{_plugins(code)}, which does not call what was there before"
+            raise SystemExit(_refusal(replacement.patch, fault))
 
 
-def _refusal(replacement: Replacement, present: object) -> str:
-    code, patch = _foreign(present), replacement.patch
+def _require_in(made: object, model_config: Any) -> None:
+    """End the launch if the configuration that layers will be asked of does not get to its patch.
+
+    Another name in SGLang's table than these checkpoints have was asked for with `--quantization`, and stays.
+
+    Args:
+        made: SGLang's configuration of the model's quantization; None without one.
+        model_config: SGLang's ModelConfig.
+    """
+    if made is None or model_config.quantization != _TABLE_NAME:
+        return
+    concerned = _CONFIGURATIONS.get(sglang_api.expert_kind(model_config))
+    method = inspect.getattr_static(made, _METHOD, None)
+    for replacement in patching.REPLACED:
+        if replacement.qualname == concerned and not _reaches(method, replacement.function):
+            cls = f"{type(made).__module__}.{type(made).__qualname__}"
+            fault = f"the model's quantization is configured by {cls}{_plugins(cls)}, whose {_METHOD} does not call "
+            raise SystemExit(_refusal(replacement.patch, f"{fault}{replacement}"))
+
+
+def _refusal(patch: str, fault: str) -> str:
     return (
-        f"patch {patch}: {replacement} is now {code}{_plugins(code)}, which does not call what was there before. "
-        f"Uninstall that plugin, or leave it out of SGLANG_PLUGINS; or leave ours out with "
-        f"SGLANG_SM120_DISABLE={patch}, or run stock SGLang with {OFF.name}=0"
+        f"sglang-sm120: patch {patch}: {fault}. Uninstall that plugin, or leave it out of SGLANG_PLUGINS; or leave "
+        f"ours out with SGLANG_SM120_DISABLE={patch}, or run stock SGLang with {OFF.name}=0"
     )
 
 

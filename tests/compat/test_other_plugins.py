@@ -116,6 +116,28 @@ def register():
     hybrid().get_quant_method = Wrapper(hybrid().get_quant_method)
 """,
 }
+# A class in the table from which SGLang takes a checkpoint's configuration; the patched classes stay as they are.
+TABLE = """
+from sglang.srt.layers.quantization.fp8 import Fp8Config, QuantizationConfig
+
+class Own(QuantizationConfig):
+    get_name = get_config_filenames = get_scaled_act_names = lambda self: []
+    get_supported_act_dtypes = Fp8Config.get_supported_act_dtypes
+    get_min_capability = classmethod(lambda cls: 0)
+    from_config = classmethod(lambda cls, config: cls())
+
+class Theirs({base}):
+    def get_quant_method(self, layer, prefix):
+        CALLS.append(prefix)
+        return {answer}
+
+def register():
+    from sglang.srt.layers import quantization
+    quantization.BASE_QUANTIZATION_METHODS["fp8"] = quantization.QUANTIZATION_METHODS["fp8"] = Theirs
+"""
+ASKS_OURS = TABLE.format(base="Fp8Config", answer="super().get_quant_method(layer, prefix)")
+ASKS_NOBODY = TABLE.format(base="Fp8Config", answer="None")
+OF_ITS_OWN = TABLE.format(base="Own", answer="None")
 ELSEWHERE = [{}, {"SGLANG_SM120": "0"}]
 
 
@@ -129,10 +151,15 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    return str(probe_checkpoint.write(tmp_path_factory.mktemp("native"), "mxfp4", "nextn"))
+
+
+@pytest.fixture(scope="module")
 def launches(ask, model):
     """(release, arch, [(plugin, environment)]) -> answers."""
 
-    def launches(release, arch, asked, preload=True):
+    def launches(release, arch, asked, preload=True, model=model):
         request = {"arch": arch, "preload": preload, "model": model, "flags": FLAGS}
         request["launches"] = [{"plugin": plugin, "env": env} for plugin, env in asked]
         return ask("plugin_probe.py", stdin=json.dumps(request), release=release)
@@ -180,6 +207,26 @@ def test_a_plugin_that_calls_what_it_found_works_beside_ours(how, answers):
     assert answer["draft"]["method"] == "Sm120Mxfp4MoEMethod"
     assert (answer["target"], answer["draft"]) == (alone["target"], alone["draft"])
     assert answer["calls"] > 0
+
+
+@pytest.mark.parametrize("release", ERAS)
+def test_a_class_in_the_table_of_methods(release, launches, native):
+    """It stops the launch before weights unless it asks ours, or SGLang makes ours of it, as of a hybrid's."""
+    asked = [(COMMON + plugin, {}) for plugin in (ASKS_NOBODY, ASKS_OURS)]
+    replaced, asks = launches(release, "sm120", asked, model=native)
+    asked = [(COMMON + plugin, {}) for plugin in (OF_ITS_OWN, ASKS_NOBODY)]
+    other, hybrid = launches(release, "sm120", asked)
+    for answer, patch in ((replaced, "mxfp4_experts"), (other, "mxfp4_nextn")):
+        (error,) = answer["errors"]
+        assert error.startswith(
+            f"patch {patch}: the model's quantization is configured by other_overlay.Theirs (plugin other"
+        )
+        for part in (".get_quant_method. ", "SGLANG_PLUGINS", f"SGLANG_SM120_DISABLE={patch}", "SGLANG_SM120=0"):
+            assert part in error
+        assert "\n" not in error
+        assert (answer["target"], answer["calls"]) == (None, 0)
+    assert (asks["errors"], asks["calls"] > 0) == ([], True)
+    assert (hybrid["errors"], hybrid["draft"]["method"]) == ([], "Sm120Mxfp4MoEMethod")
 
 
 def test_elsewhere_nobody_looks(launches):

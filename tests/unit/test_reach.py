@@ -162,8 +162,9 @@ def loader(tmp_path, monkeypatch):
     sys.modules.pop("loader_reach", None)
 
 
-def model(*architectures):
-    return SimpleNamespace(hf_config=SimpleNamespace(architectures=list(architectures)))
+def model(*architectures, **config):
+    hf_config = SimpleNamespace(architectures=list(architectures))
+    return SimpleNamespace(hf_config=hf_config, quantization=None, **config)
 
 
 @pytest.mark.parametrize("name", ["DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN"])
@@ -173,6 +174,59 @@ def test_the_loader_looks_at_models_of_ours_only(module, loader, name):
     with pytest.raises(SystemExit, match="example"):
         loader._get_quantization_config(model(name), 2)
     assert loader._get_quantization_config(model("LlamaForCausalLM"), 2)[1] == 2
+
+
+class Fp8Config:
+    """Stands for SGLang's, with what a patch put there."""
+
+    def get_quant_method(self):
+        return "ours"
+
+
+class Silent(Fp8Config):
+    def get_quant_method(self):
+        return "theirs"
+
+
+class Calling(Fp8Config):
+    def get_quant_method(self):
+        return super().get_quant_method()
+
+
+FP4 = {"nvfp4_moe_meta": None, "is_fp4_experts": True}
+
+
+def configured(made, quantization="fp8", **facts):
+    """SGLang's loader has made this configuration of a DeepSeek-V4 checkpoint with MXFP4 experts."""
+    reach._require_in(made, SimpleNamespace(quantization=quantization, **(FP4 | facts)))
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    function = vars(Fp8Config)["get_quant_method"]
+    replacement = patching.Replacement("example", "upstream", "Fp8Config.get_quant_method", function)
+    monkeypatch.setattr(patching, "REPLACED", [replacement])
+    monkeypatch.setattr(reach.sglang_api, "_dequantizes_fp4", lambda: False)
+
+
+def test_a_configuration_of_another_class_ends_the_launch_unless_it_calls_ours(patched):
+    for made in (Fp8Config(), Calling(), type("Plain", (Fp8Config,), {})(), None):
+        configured(made)
+    of_the_instance = Fp8Config()
+    of_the_instance.get_quant_method = lambda: "theirs"
+    for made in (Silent(), of_the_instance, object()):
+        with pytest.raises(SystemExit, match=r"whose get_quant_method does not call upstream\.Fp8Config") as caught:
+            configured(made)
+        assert str(caught.value).startswith("sglang-sm120: patch example: the model's quantization is configured by ")
+        assert "SGLANG_SM120_DISABLE=example" in str(caught.value)
+
+
+def test_what_a_patch_is_not_about_is_left_alone(patched):
+    configured(Silent(), quantization="theirs")  # asked for with --quantization
+    configured(Silent(), is_fp4_experts=False)
+    configured(Silent(), nvfp4_moe_meta={})  # hybrid: the other class's patch, which is not installed here
+    patching.REPLACED.clear()
+    configured(Silent())
 
 
 def test_a_loader_without_that_step_ends_the_launch(tmp_path, monkeypatch):
