@@ -22,6 +22,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 LONG = 5000  # tokens, several chunks of a prefill
 MANY = 64  # requests at once
+PARTS = ("alone", "again", "batch", "logprobs", "long", "many", "aborted", "flushed", "afterwards")  # of `exchange`
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((7, 12, 19, 26, 33, 40, 48, 56))]
 
 
@@ -64,14 +65,19 @@ def generate(
 
 
 def exchange(url: str, until: float) -> dict[str, Any]:
-    """Every prompt alone, the first ones again, a batch of four, and logprobs; stops early when `until` has come."""
+    """Every prompt alone, the first ones again, a batch of four, logprobs, and so on, as `PARTS` names them.
+
+    Stops early when `until` has come: later parts are missing then.
+    """
     rows: dict[str, Any] = {}
 
+    def one(ids: list[int], **options: Any) -> dict[str, Any]:
+        return generate(url, ids, timeout=max(1.0, min(120.0, until - time.monotonic())), **options)
+
     def ask(name: str, todo: list[list[int]], at_once: int, **options: Any) -> None:
-        left = until - time.monotonic()
-        if left > 5:
+        if until - time.monotonic() > 5:
             with ThreadPoolExecutor(at_once) as pool:
-                rows[name] = list(pool.map(lambda ids: generate(url, ids, timeout=min(120, left), **options), todo))
+                rows[name] = list(pool.map(lambda ids: one(ids, **options), todo))
 
     ask("alone", PROMPTS, 1)
     ask("again", PROMPTS[:4], 1)

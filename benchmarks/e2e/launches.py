@@ -27,7 +27,17 @@ OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_tr
 # Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
 TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).with_name("target_plugin"))}
 EAGER = ("--disable-cuda-graph",)
-STEADY, RISING = ((8.0, 60.0),), ((4.0, 25.0), (8.0, 25.0), (16.0, 25.0), (32.0, 25.0))
+# How stock SGLang ends on the MXFP4 draft of a hybrid checkpoint where there is no Blackwell GPU.
+NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
+DSPARK = ("--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "4")
+STEADY, RISING = ((8.0, 60.0),), ((4.0, 45.0), (8.0, 45.0), (16.0, 45.0), (32.0, 45.0))
+# SGLang compiles a kernel of its hyper-connections for each of 18 classes of prefill sizes, half a minute each. Servers
+# under load get around that: the rising loads with the kernel that takes any size, the steady ones, which need less
+# throughput, with prefills of 256 tokens, which have three classes; these are compiled before the server is ready.
+ANY_SIZE = {"SGLANG_OPT_DEEPGEMM_HC_PRENORM": "0"}
+FEW_SIZES, CHUNKS = {"SGLANG_DSV4_MHC_PREWARM": "1"}, ("--chunked-prefill-size", "256")
+# Room for the windows of more than ten requests at once.
+WINDOWS = ("--swa-full-tokens-ratio", "0.5")
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,15 @@ class Launch:
 
     Attributes:
         name: of its log and of its entry in the results.
-        kind: of checkpoint, as in `scripts/make_checkpoint.py`, or a damaged one of `faults.py`.
+        kind: of checkpoint, as in `scripts/make_checkpoint.py`, with `-dspark` behind it for that draft, or with the
+            name of a damage in `faults.py`.
         says: what it is, in a few words.
         group: launches that a run starts together.
         serves: whether it is expected to become ready.
         ends_with: for one that is not, a pattern that its log must hold.
         env: variables of the overlay.
         flags: of SGLang, beside `COMMON`.
-        gpus: as in CUDA_VISIBLE_DEVICES.
+        gpus: numbers among the GPUs that the run may see.
         loaded: whether it gets the short loads too.
         bench: request rates of SGLang's own serving benchmark, and the seconds of each.
         updated: whether other weights are loaded into it.
@@ -75,7 +86,7 @@ class Launch:
 MAIN = (
     Launch(
         "stock-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay off", serves=False, env=OFF,
-        ends_with="ImportError: cannot import name 'flashinfer_mxfp8_quantize'",
+        ends_with=NO_QUANTIZER,
     ),
     Launch("ours-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay on", env=ASSUME, loaded=True),
     Launch(
@@ -109,12 +120,12 @@ MORE = (
 # Beside each other on two GPUs: those under load, one on either; the others only answer.
 LOAD = (
     Launch(
-        "load-stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", "load", env=OFF,
-        gpus="1", text=True, bench=RISING,
+        "load-stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", "load",
+        env=OFF | ANY_SIZE, flags=MARLIN + EAGLE + WINDOWS, gpus="1", text=True, bench=RISING,
     ),
     Launch(
         "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
-        env=TARGET_TOO, text=True, bench=RISING, updated=True, killed=True,
+        env=TARGET_TOO | ANY_SIZE, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, updated=True, killed=True,
     ),
     Launch(
         "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
@@ -128,6 +139,21 @@ LOAD = (
         flags=MARLIN + eagle(5),
     ),
 )  # fmt: skip
+# The other formats and the other draft, beside the group `load` on the same two GPUs.
+KINDS = (
+    Launch(
+        "ours-fp8", "fp8", "FP8 experts in target and draft, overlay on, no runner asked for", "kinds", env=ASSUME,
+        flags=EAGLE, text=True,
+    ),
+    Launch(
+        "stock-hybrid-dspark", "hybrid-nvfp4-dspark", "hybrid with a DSpark draft, overlay off", "kinds", serves=False,
+        env=OFF, flags=MARLIN + DSPARK, gpus="1", ends_with=NO_QUANTIZER,
+    ),
+    Launch(
+        "ours-hybrid-dspark", "hybrid-nvfp4-dspark", "hybrid with a DSpark draft, overlay on", "kinds", env=ASSUME,
+        flags=MARLIN + DSPARK, text=True,
+    ),
+)  # fmt: skip
 TWO = "0,1"
 TWO_GPUS = (
     Launch(
@@ -135,12 +161,13 @@ TWO_GPUS = (
         env=TARGET_TOO,
     ),
     Launch(
-        "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus", env=OFF,
-        flags=MARLIN + EAGLE + TP2, gpus=TWO, text=True, bench=STEADY,
+        "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus",
+        env=OFF | FEW_SIZES, flags=MARLIN + EAGLE + TP2 + CHUNKS + WINDOWS, gpus=TWO, text=True, bench=STEADY,
     ),
     Launch(
-        "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus", env=TARGET_TOO,
-        flags=MARLIN + EAGLE + TP2, gpus=TWO, text=True, bench=STEADY, killed=True,
+        "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus",
+        env=TARGET_TOO | FEW_SIZES, flags=MARLIN + EAGLE + TP2 + CHUNKS + WINDOWS, gpus=TWO, text=True, bench=STEADY,
+        killed=True,
     ),
     Launch(
         "tp2-hybrid", "hybrid-nvfp4", "hybrid, TP2, overlay on", "two-gpus", env=ASSUME, flags=MARLIN + EAGLE + TP2,
@@ -170,12 +197,12 @@ FAULTS = (
     ),
     Launch(
         "fault-plugin-off", "hybrid-nvfp4", "restarted with SGLANG_SM120=0", "faults", serves=False, env=OFF,
-        ends_with="ImportError: cannot import name 'flashinfer_mxfp8_quantize'",
+        ends_with=NO_QUANTIZER,
     ),
     Launch(
         "fault-no-room", "mxfp4", "no room for compiled kernels", "faults", serves=False,
         env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
     ),
 )  # fmt: skip
-LAUNCHES = MAIN + MORE + LOAD + TWO_GPUS + FAULTS
+LAUNCHES = MAIN + MORE + LOAD + KINDS + TWO_GPUS + FAULTS
 GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import asks
@@ -15,65 +17,101 @@ if TYPE_CHECKING:
 
 LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
 OTHER_SEED = 1  # of the weights that a running server is updated to
+# Seconds, generous: a load of each size on one server; an update there and back with questions; a kill.
+LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
+IMPORTS, BETWEEN = 25.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
+LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
 
-def seconds(launches: list[Launch], share: float) -> float:
-    """About how long the serving benchmarks and the kills take."""
-    several = [la for la in launches if "," in la.gpus]
-    total = sum(_bench_seconds(la, share) for la in several)
-    total += max((_bench_seconds(la, share) for la in launches if la not in several), default=0.0)
-    return total + 30.0 * sum(la.killed for la in launches)
+def has_any(launch: Launch, updates: bool) -> bool:
+    """Whether a phase needs this server."""
+    return bool(launch.loaded or launch.bench or launch.killed or (launch.updated and updates))
+
+
+def seconds(launches: list[Launch], share: float, rounds: int, updates: bool) -> float:
+    """About how long all phases take."""
+    total = LOAD * (rounds + 1) * sum(la.loaded for la in launches)
+    return total + _benches_seconds(_bench_rounds(launches), share) + _closing_seconds(launches, updates)
+
+
+def _closing_seconds(launches: list[Launch], updates: bool) -> float:
+    """Of what follows the serving benchmarks."""
+    return UPDATE * updates * sum(la.updated for la in launches) + KILL * sum(la.killed for la in launches)
+
+
+def _bench_rounds(launches: list[Launch]) -> list[list[Launch]]:
+    """Those with a serving benchmark: alone where one has several GPUs, then side by side, one of each GPU."""
+    benched = [launch for launch in launches if launch.bench]
+    lanes: dict[str, list[Launch]] = {}
+    for launch in benched:
+        if "," not in launch.gpus:
+            lanes.setdefault(launch.gpus, []).append(launch)
+    side_by_side = [[launch for launch in turn if launch] for turn in zip_longest(*lanes.values())]
+    return [[launch] for launch in benched if "," in launch.gpus] + side_by_side
+
+
+def _benches_seconds(rounds: list[list[Launch]], share: float) -> float:
+    return sum(max(_bench_seconds(launch, share) for launch in turn) for turn in rounds)
 
 
 def _bench_seconds(launch: Launch, share: float) -> float:
-    return sum(rate_seconds * share + 3.0 for _, rate_seconds in launch.bench) + (25.0 if launch.bench else 0.0)
+    return IMPORTS + sum(rate_seconds * share + BETWEEN for _, rate_seconds in launch.bench)
 
 
-def benches(run: Run, launches: list[Launch]) -> None:
-    """SGLang's serving benchmark: servers of several GPUs one after another, then those of one GPU side by side."""
-    todo = [launch for launch in launches if launch.bench and launch.name in run.serving()]
-    for several in (True, False):
-        lanes: dict[str, list[Launch]] = {}
+def benches(run: Run, launches: list[Launch], updates: bool) -> None:
+    """SGLang's serving benchmark, all rates for shorter where the time would not last for what follows."""
+    todo = _up(run, [launch for launch in launches if launch.bench], "serving benchmark")
+    rounds = _bench_rounds(todo)
+    if not rounds:
+        return
+    until = run.until - _closing_seconds(launches, updates)
+    fixed = _benches_seconds(rounds, 0.0)
+    part = min(1.0, (until - time.monotonic() - fixed) / (_benches_seconds(rounds, run.share) - fixed))
+    if part < LEAST:
         for launch in todo:
-            if ("," in launch.gpus) == several:
-                lanes.setdefault(launch.gpus, []).append(launch)
-        _bench_lanes(run, lanes)
+            run.leave_out(launch.name, "serving benchmark: too little time was left")
+        return
+    for n, turn in enumerate(rounds):
+        end = until - _benches_seconds(rounds[n + 1 :], run.share * part)
+        with ThreadPoolExecutor(len(turn)) as pool:
+            for job in [pool.submit(_bench, run, launch, run.share * part, end) for launch in turn]:
+                job.result()
 
 
-def _bench_lanes(run: Run, lanes: dict[str, list[Launch]]) -> None:
-    """Each lane's servers in turn."""
-
-    def lane(todo: list[Launch]) -> None:
-        for launch in todo:
-            if run.left < 30:
-                return
-            found = bench.run(
-                run.servers[launch.name].url, run.model(launch.kind), run.out / f"{launch.name}-bench",
-                tuple((rate, seconds * run.share) for rate, seconds in launch.bench), run.left,
-            )  # fmt: skip
-            run.results[launch.name]["bench"], run.results[launch.name]["bench_error"] = found
-            run.say(f"{launch.name}: {[row['request_rate'] for row in found[0]]} requests/s {found[1]}")
-
-    with ThreadPoolExecutor(len(lanes) or 1) as pool:
-        list(pool.map(lane, lanes.values()))
+def _bench(run: Run, launch: Launch, share: float, until: float) -> None:
+    """All rates on one server."""
+    rates = tuple((rate, seconds * share) for rate, seconds in launch.bench)
+    found, error = bench.run(
+        run.servers[launch.name].url, run.model(launch.kind), run.out / f"{launch.name}-bench", rates,
+        max(1.0, until - time.monotonic()),
+    )  # fmt: skip
+    run.results[launch.name] |= {"bench": found, "bench_error": error, "bench_seconds": [s for _, s in rates]}
+    run.say(f"{launch.name}: {[row['request_rate'] for row in found]} requests/s {error}")
+    missed = ", ".join(f"{rate:g}" for rate, _ in rates[len(found) :])
+    if missed:
+        run.leave_out(launch.name, f"serving benchmark at {missed} requests/s: {error or 'no figure'}")
 
 
 def kills(run: Run, launches: list[Launch]) -> None:
     """Kill one scheduler of the servers that are to be."""
-    for launch in launches:
-        if launch.killed and launch.name in run.serving() and run.left > 20:
+    for launch in _up(run, [launch for launch in launches if launch.killed], "killed scheduler"):
+        if run.left < 20:
+            run.leave_out(launch.name, "killed scheduler: no time was left")
+        else:
             killed = faults.kill_scheduler(run.servers[launch.name], min(60.0, run.left - 10))
             run.results[launch.name]["killed"] = killed
             run.say(f"{launch.name}: scheduler killed; ended after {killed.get('ended_after_s')} s")
 
 
-def loads(run: Run, names: list[str], rounds: int) -> None:
+def loads(run: Run, launches: list[Launch], rounds: int) -> None:
     """The same short loads on each server in turn, the others idle; unmeasured ones compile what is missing."""
+    names = [launch.name for launch in _up(run, [launch for launch in launches if launch.loaded], "short loads")]
     for number in range(rounds + 1):
         for at_once, count in LOADS:
             for name in names:
                 if run.left < 20:
-                    return
+                    run.leave_out(name, f"short load, {at_once} at once: no time was left")
+                    continue
                 url, timeout = run.servers[name].url, min(60, run.left)
                 found = asks.load(url, at_once, count if number else 2 * at_once, timeout=timeout)
                 if number:
@@ -81,14 +119,15 @@ def loads(run: Run, names: list[str], rounds: int) -> None:
                     run.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
 
 
-def updates(run: Run, names: list[str]) -> None:
+def updates(run: Run, launches: list[Launch]) -> None:
     """Other weights into running servers, then the first ones again; the answers after each."""
-    for name in reversed(names):
-        kind, url = run.results[name]["kind"], run.servers[name].url
+    for launch in reversed(_up(run, [launch for launch in launches if launch.updated], "weight updates")):
+        name, kind, url = launch.name, launch.kind, run.servers[launch.name].url
         steps = run.results[name]["updates"] = []
         for seed in (OTHER_SEED, 0):
             if run.left < 20 or not (run.model(kind, seed) / "config.json").exists():
-                return
+                run.leave_out(name, f"weight update to seed {seed}: no time was left")
+                break
             step = asks.update(url, str(run.model(kind, seed)), timeout=min(60, run.left))
             steps.append(step | {"seed": seed})
             run.say(f"{name}: update to seed {seed}: {step['success']}")
@@ -96,3 +135,12 @@ def updates(run: Run, names: list[str]) -> None:
                 break
             step["alone"] = [asks.generate(url, ids, timeout=min(30, run.left)) for ids in asks.PROMPTS[:4]]
             steps[-1] = step | {"seed": seed}
+
+
+def _up(run: Run, wanted: list[Launch], phase: str) -> list[Launch]:
+    """Those that serve; of the others it is noted that they missed the phase."""
+    serving = run.serving()
+    for launch in wanted:
+        if launch.name not in serving:
+            run.leave_out(launch.name, f"{phase}: the server was not up")
+    return [launch for launch in wanted if launch.name in serving]

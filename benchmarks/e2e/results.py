@@ -50,9 +50,10 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def gpu() -> str:
-    """Name, memory and driver."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+def gpu(used: list[str]) -> str:
+    """Name, memory and driver of these GPUs, named as in CUDA_VISIBLE_DEVICES."""
+    query = ["nvidia-smi", "-i", ",".join(used), "--query-gpu=name,memory.total,driver_version"]
+    query += ["--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
         return found[0] if len(found) == 1 else f"{len(found)} x {found[0]}"

@@ -2,11 +2,14 @@
 
     python benchmarks/e2e/run.py --out DIR [--groups NAME ...] [--models DIR] [--caches DIR] [--limit SECONDS]
 
-Needs a GPU (the groups `load` and `two-gpus` two), and SGLang and sglang-sm120 in the interpreter's environment. Writes
-the checkpoints that are not there yet (`scripts/make_checkpoint.py`), starts the servers of `launches.py` at the same
-time, asks, compares, loads, stops them and writes DIR/result.json beside one log per server; `receipt.py` makes a
-receipt of that. Ends within the limit, and ends only what it started. Exit status 1 when a server did otherwise than
-`launches.py` expects.
+Needs a GPU (the groups `load`, `kinds` and `two-gpus` two), and SGLang and sglang-sm120 in the interpreter's
+environment. Writes the checkpoints that are not there yet (`scripts/make_checkpoint.py`), starts the servers of
+`launches.py` at the same time, asks, compares, loads, stops them and writes DIR/result.json beside one log per server;
+`receipt.py` makes a receipt of that. Ends within the limit, and ends only what it started; what the time did not
+suffice for is named in the result. Exit status 1 when a server did otherwise than `launches.py` expects.
+
+Two runs side by side need GPUs (CUDA_VISIBLE_DEVICES), ports and --out of their own; --models and --caches may be the
+same.
 """
 
 from __future__ import annotations
@@ -25,17 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import asks
+import checkpoints
 import faults
+import gpus
 import phases
+import ports
 from launches import DUMMY, GROUPS, LAUNCHES, Launch
 from results import as_expected, commit, comparisons, gpu, versions
 from server import Server, group_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PORTS_APART = 2000  # SGLang takes further ports above each
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 PATIENCE = 45.0  # for the processes of a server that has ended
+SPARE, GRACE = 30.0, 60.0  # before the phases begin; longer for a server that they need
 
 
 class Run:
@@ -59,7 +64,9 @@ class Run:
         self.asked = True
         self.begun = time.monotonic()
         self.until = self.begun + limit - CLOSING
+        self.start_by = self.until
         self.servers: dict[str, Server] = {}
+        self.left_out: dict[str, list[str]] = {}
         self.results: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -73,26 +80,31 @@ class Run:
 
     def model(self, kind: str, seed: int = 0) -> Path:
         """Directory of a checkpoint."""
-        return self.models / f"{kind}-{seed}"
+        return checkpoints.path(self.models, kind, seed)
 
     @property
     def full(self) -> Path:
         """A directory without room."""
         return self.out / "full"
 
+    def leave_out(self, name: str, what: str) -> None:
+        """Note what a server could not be tried with, and why."""
+        with self._lock:
+            self.left_out.setdefault(name, []).append(what)
+
+    def keep_back(self, seconds: float) -> None:
+        """Servers must be up and asked when only this much time is left; half of all is theirs in any case."""
+        if seconds:
+            self.start_by = max(self.until - seconds - SPARE, (self.begun + self.until) / 2)
+
+    def up_by(self, launch: Launch, needed: bool) -> float:
+        """When a server must be ready; the ones that a phase needs may be a little late."""
+        return min(self.until, self.start_by + GRACE * needed) if launch.serves else self.until
+
     def write_checkpoint(self, kind: str, seed: int = 0) -> None:
         """Write a checkpoint unless it is there."""
-        directory = self.model(kind, seed)
-        if (directory / "config.json").exists():  # written last
-            return
-        good, _, damage = kind.rpartition("-")
-        if damage in faults.DAMAGES:
-            faults.damage(self.model(good, seed), directory, damage)
-            return
-        script = ROOT / "scripts" / "make_checkpoint.py"
-        arguments = [str(directory), "--kind", kind, "--seed", str(seed), *self.shape]
-        subprocess.run([sys.executable, str(script), *arguments], check=True, stdout=subprocess.DEVNULL)
-        self.say(f"wrote {directory.name}")
+        if checkpoints.write(self.models, kind, seed, self.shape):
+            self.say(f"wrote {self.model(kind, seed).name}")
 
     def start(self, launch: Launch, number: int, more: tuple[str, ...] = ()) -> Server:
         """Start a server and enter it into the results."""
@@ -102,7 +114,7 @@ class Run:
         server = Server(
             launch,
             self.model(launch.kind),
-            self.port + PORTS_APART * number,
+            ports.port(self.port, number),
             self.out,
             self.caches,
             more,
@@ -114,6 +126,7 @@ class Run:
                 "says": launch.says,
                 "kind": launch.kind,
                 "env": launch.env,
+                "gpus": gpus.of(launch, os.environ.get(gpus.VARIABLE)),
                 "command": server.command,
                 "weights": "dummy" if more else "checkpoint",
                 "expected": "ready" if launch.serves else "ended",
@@ -121,38 +134,57 @@ class Run:
             }
         return server
 
-    def watch(self, launch: Launch, number: int) -> None:
-        """Start a server, wait for it, ask. One that ends although it should serve gets dummy weights, once."""
+    def watch(self, launch: Launch, number: int, needed: bool) -> None:
+        """Start a server, wait for it, ask. One that ends although it should serve gets dummy weights, once.
+
+        A server that is late for the phases is stopped, so that it does not disturb them.
+        """
         if "FULL" in launch.env.values() and not faults.full_disk(self.full):
             about = {"says": launch.says, "kind": launch.kind, "env": launch.env, "command": [], "log": ""}
             about |= {"weights": "checkpoint", "expected": "ended", "outcome": "not run: this user may not mount"}
             self.results[launch.name] = about
             return
+        until = self.up_by(launch, needed)
         server = self.start(launch, number)
-        ready = server.wait_ready(self.until)
-        if ready is None and launch.serves and not server.is_alive() and self.left > ENOUGH_TO_RETRY:
+        ready = server.wait_ready(until)
+        ended = ready is None and not server.is_alive()
+        if ended and launch.serves and until - time.monotonic() > ENOUGH_TO_RETRY:
             self.results[f"{launch.name} (checkpoint)"] = self.results[launch.name] | self.outcome(server, None)
             self.say(f"{launch.name}: ended with status {server.process.returncode}; again with dummy weights")
             server.stop()
             server = self.start(launch, number, DUMMY)
-            ready = server.wait_ready(self.until)
+            ready = server.wait_ready(until)
         result = self.results[launch.name]
         result |= self.outcome(server, ready)
         if not launch.serves and not server.is_alive():
             result |= self.ending(launch, server)
         self.say(f"{launch.name}: {result['outcome']} after {result['seconds']} s")
         if ready is not None and self.asked:
-            result["answers"] = asks.exchange(server.url, self.until)
-            if launch.text:
-                result["verify"] = self.verify(server.url)
-            result["outcome_after_requests"] = "serves" if server.is_alive() else "ended"
-            self.say(f"{launch.name}: asked; {result['outcome_after_requests']}")
+            self.ask(launch, server)
+        elif launch.serves and server.is_alive() and ready is None:
+            self.leave_out(launch.name, "everything: it was stopped, so that it does not disturb the others")
+            server.stop()
+
+    def ask(self, launch: Launch, server: Server) -> None:
+        """The questions, as far as there is time before the phases."""
+        result = self.results[launch.name]
+        result["answers"] = asks.exchange(server.url, self.start_by)
+        missing = [part for part in asks.PARTS if part not in result["answers"]]
+        if launch.text and time.monotonic() < self.start_by - 5:
+            result["verify"] = self.verify(server.url)
+        elif launch.text:
+            missing.append("verify")
+        if missing:
+            self.leave_out(launch.name, f"questions ({', '.join(missing)}): it was ready too late")
+        result["outcome_after_requests"] = "serves" if server.is_alive() else "ended"
+        self.say(f"{launch.name}: asked; {result['outcome_after_requests']}")
 
     def verify(self, url: str) -> dict[str, Any]:
         """What `sglang-sm120 verify` says of a server."""
         command = [sys.executable, "-m", "sglang_sm120.cli", "verify", "--url", url, "--json"]
+        timeout = self.start_by - time.monotonic()
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, self.left), check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, timeout), check=False)
         except subprocess.TimeoutExpired:
             return {"status": "no answer in time"}
         found = json.loads(done.stdout) if done.stdout.startswith("{") else {"errors": [done.stderr[-400:]]}
@@ -190,29 +222,32 @@ class Run:
 
 
 def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> None:
-    """All of it. The loads do not wait for servers that are to end. Whatever happens, all are stopped."""
+    """All of it. The phases do not wait for servers that are to end. Whatever happens, all are stopped."""
     kinds = {launch.kind for launch in launches}
     damaged = {kind for kind in kinds if kind.rpartition("-")[2] in faults.DAMAGES}
     good = sorted(kinds - damaged | {kind.rpartition("-")[0] for kind in damaged})
-    updated = {launch.name: launch.kind for launch in launches if launch.updated and updates}
+    updated = {launch.kind for launch in launches if launch.updated and updates}
+    needed = {launch: phases.has_any(launch, updates) for launch in launches}
+    run.keep_back(phases.seconds(launches, run.share, rounds, updates))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run.write_checkpoint, good))
         list(pool.map(run.write_checkpoint, sorted(damaged)))
-        later = [pool.submit(run.write_checkpoint, kind, phases.OTHER_SEED) for kind in set(updated.values())]
+        later = [pool.submit(run.write_checkpoint, kind, phases.OTHER_SEED) for kind in updated]
         try:
-            watchers = {la: threading.Thread(target=run.watch, args=(la, n)) for n, la in enumerate(launches)}
+            watchers = {
+                la: threading.Thread(target=run.watch, args=(la, n, needed[la])) for n, la in enumerate(launches)
+            }
             for watcher in watchers.values():
                 watcher.start()
-            start_by = run.until - phases.seconds(launches, run.share)  # a server that is late does not stop the others
             for launch, watcher in watchers.items():
                 if launch.serves:
-                    watcher.join(max(0.0, start_by - time.monotonic()))
-            loaded = {launch.name for launch in launches if launch.loaded}
-            phases.loads(run, [name for name in run.serving() if name in loaded], rounds)
-            phases.benches(run, launches)
+                    watcher.join(max(0.0, run.up_by(launch, needed[launch]) + PATIENCE - time.monotonic()))
+            phases.loads(run, launches, rounds)
+            phases.benches(run, launches, updates)
             for job in later:
                 job.result(timeout=max(1.0, run.left))
-            phases.updates(run, [name for name in run.serving() if name in updated])
+            if updates:
+                phases.updates(run, launches)
             phases.kills(run, launches)
             for watcher in watchers.values():
                 watcher.join()
@@ -230,7 +265,7 @@ def main() -> int:
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=["main"], help="of servers; default: main")
     parser.add_argument("--only", nargs="+", choices=[la.name for la in LAUNCHES], metavar="NAME", help="servers")
     parser.add_argument("--rounds", type=int, default=1, help="measured loads of each size")
-    parser.add_argument("--port", type=int, default=21000, help=f"of the first server; the others {PORTS_APART} apart")
+    parser.add_argument("--port", type=int, default=21000, help=f"of the first server; the others {ports.APART} apart")
     parser.add_argument("--no-updates", action="store_true", help="leave runtime weight updates out")
     parser.add_argument("--no-answers", action="store_true", help="loads and faults only")
     parser.add_argument("--commit", default=os.environ.get("COMMIT"), help="default: git's")
@@ -244,13 +279,19 @@ def main() -> int:
     run = Run(a.out, models, caches, a.limit, a.command, shape, a.port, share)
     run.asked = not a.no_answers
     launches = [la for la in LAUNCHES if (la.name in a.only if a.only else la.group in a.groups)]
+    try:
+        used = gpus.used(launches, os.environ.get(gpus.VARIABLE))
+        ports.check(a.port, len(launches))
+    except ValueError as error:
+        parser.error(str(error))
     document: dict[str, Any] = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": a.commit or commit(),
     }
     document |= {
-        "gpu": gpu(),
+        "gpu": gpu(used),
+        "gpus": used,
         "groups": sorted({la.group for la in launches}),
         "versions": versions(),
         "cores": os.cpu_count(),
@@ -261,10 +302,12 @@ def main() -> int:
     finally:
         order = {launch.name: n for n, launch in enumerate(launches)}
         run.results = dict(sorted(run.results.items(), key=lambda item: order[item[0].split(" ")[0]]))
-        document |= {"servers": run.results, "comparisons": comparisons(run.results)}
+        document |= {"servers": run.results, "comparisons": comparisons(run.results), "left_out": run.left_out}
         document["seconds"] = round(time.monotonic() - run.begun, 1)
         (a.out / "result.json").write_text(json.dumps(document, indent=1) + "\n")
     wrong = [n for n, r in run.results.items() if not as_expected(r)]
+    for name, parts in run.left_out.items():
+        run.say(f"{name}: left out: {'; '.join(parts)}")
     run.say("as expected" if not wrong else f"otherwise than expected: {', '.join(wrong)}")
     return 1 if wrong else 0
 

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import gpus
 from launches import Launch
 
 # Compiled kernels of SGLang and its libraries, all under one directory that can be kept.
@@ -35,14 +36,16 @@ _SETTINGS = {
 
 
 def environment(launch: Launch, caches: Path) -> dict[str, str]:
-    """A server's environment: this process's, without settings of SGLang or the overlay, and with those above."""
+    """A server's environment: this process's, without settings of SGLang or the overlay, and with those above.
+
+    Raises:
+        ValueError: it wants more GPUs than this process may see.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
     own = dict(launch.env)
     if "PYTHONPATH" in own and "PYTHONPATH" in kept:
         own["PYTHONPATH"] += os.pathsep + kept["PYTHONPATH"]
-    visible = {"CUDA_VISIBLE_DEVICES": launch.gpus}
-    if launch.bench:  # its prefills have many sizes, and a kernel for a new one takes up to 40 s to compile
-        visible["SGLANG_DSV4_MHC_PREWARM"] = "1"
+    visible = {gpus.VARIABLE: gpus.of(launch, os.environ.get(gpus.VARIABLE))}
     return kept | {name: str(caches / part) for name, part in _CACHES.items()} | _SETTINGS | visible | own
 
 
