@@ -21,6 +21,7 @@ from sglang_sm120.shard_ledger import ShardLedger
 GROUP = 32  # values that share an e8m0 scale (OCP Microscaling Formats v1.0)
 UNFILLED = 0xFF  # e8m0 NaN: no checkpoint has it, so a scale that still is was never loaded
 DUMMY_SCALE = 0x73  # 2^-12: with random codes the layer keeps activations small
+_LARGEST_INT32 = 2**31 - 1
 
 
 class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
@@ -145,8 +146,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         mxfp4_moe.mxfp4_moe(
             hidden,
             weights,
-            # int64, which relocated experts may have, would need kernels that were not compiled before
-            sglang_layers.local_expert_ids(layer, topk.topk_ids).to(torch.int32),
+            _int32(sglang_layers.local_expert_ids(layer, topk.topk_ids)),
             topk.topk_weights.to(torch.float32),
             swiglu_limit=self.config.swiglu_limit,
             routed_scaling_factor=self._scaling_factor(layer),
@@ -234,6 +234,14 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
                 raise ValueError(
                     f"{self.prefix}: {name} of local expert {unfilled[0]} has values that were never loaded or are NaN"
                 )
+
+
+def _int32(ids: torch.Tensor) -> torch.Tensor:
+    """Expert ids of the type that kernels were compiled for before serving; relocated experts may have int64.
+
+    What no int32 holds is no expert, and its lower half must not become one.
+    """
+    return ids if ids.dtype == torch.int32 else ids.clamp(-1, _LARGEST_INT32).to(torch.int32)
 
 
 def _on_gpu(weights: mxfp4_moe.PreparedWeights) -> bool:

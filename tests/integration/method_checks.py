@@ -62,8 +62,8 @@ def load(torch, layer, tensors):
             param.weight_loader(param, data, f"experts.{name}_{kind}", shard_id=shard, expert_id=expert)
 
 
-def error(torch, layer, method, tensors):
-    """Relative error of a forward against the oracle on these tensors."""
+def error(torch, layer, method, tensors, elsewhere=-1, dtype="int32"):
+    """Relative error of a forward against the oracle on these tensors; `elsewhere` is the id that is not here."""
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
@@ -71,10 +71,11 @@ def error(torch, layer, method, tensors):
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, H, generator=g).bfloat16()
-    ids = torch.tensor([[0, 1], [2, 3], [1, -1]], dtype=torch.int32)
+    ids = torch.tensor([[0, 1], [2, 3], [1, -1]])
+    given = ids.where(ids >= 0, elsewhere).to(getattr(torch, dtype))
     probabilities = torch.rand(3, 2, generator=g)
     with sglang_api.simulated_rank():
-        got = method.apply(layer, StandardDispatchOutput(x, None, StandardTopKOutput(probabilities, ids, None)))
+        got = method.apply(layer, StandardDispatchOutput(x, None, StandardTopKOutput(probabilities, given, None)))
     stacked = []
     for part in (0, 1):
         both = [torch.cat([tensors[e, "w1"][part], tensors[e, "w3"][part]]) for e in range(E)]
@@ -120,6 +121,9 @@ def checks(torch):
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # the second call in a row does nothing
     yield "twice prepared", error(torch, layer, method, first)
+
+    far = {k: error(torch, layer, method, first, k * 2**32 + 2, "int64") for k in (1, -1, 2**30)}
+    yield "int64 ids, one of them far from every expert", far
 
     yield "compiled before the first forward", warm_ups(torch, first)
 

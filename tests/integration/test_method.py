@@ -23,6 +23,13 @@ def test_right(outcomes, name):
     assert outcomes[name] <= 3e-3
 
 
+def test_an_int64_id_far_from_every_expert_joins_none(outcomes):
+    """Its lower half is the number of an expert."""
+    errors = outcomes["int64 ids, one of them far from every expert"]
+    assert len(errors) == 3
+    assert max(errors.values()) <= 3e-3
+
+
 def test_kernels_are_compiled_when_weights_have_been_loaded(outcomes):
     """On a GPU, once, for a chunk of prefill beside 256 requests that verify 2 tokens each."""
     on_cpu, on_gpu = outcomes["compiled before the first forward"]
