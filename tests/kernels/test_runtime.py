@@ -93,6 +93,7 @@ BAD = {
     "w": ({"w": None}, "w is NoneType"),
     "out": ({"out": torch.zeros(3, 64)}, "out is torch.float32"),
     "out strides": ({"out": torch.zeros(64, 3, dtype=torch.bfloat16).t()}, "out has strides"),
+    "out rows": ({"out": torch.zeros(1, 64, dtype=torch.bfloat16).expand(3, 64)}, "expected rows that do not overlap"),
     "limit": ({"swiglu_limit": -1.0}, "swiglu_limit is -1.0"),
     "limit list": ({"swiglu_limit": [1.0]}, "swiglu_limit is"),
     "factor": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor is nan"),
@@ -110,8 +111,51 @@ def test_a_bad_argument_is_refused_after_good_calls(recorded, name):
     for _ in range(2):
         with pytest.raises(ValueError, match=says):
             moe.mxfp4_moe(**good | changes)
-    with pytest.raises(ValueError, match="out is x itself"):
+    with pytest.raises(ValueError, match="out shares memory with x,"):
         moe.mxfp4_moe(**good | {"out": x})
+
+
+def placed(buffer, byte, like, row_bytes=None):
+    """A tensor in the buffer that holds what another does, from a byte on."""
+    flat, size = buffer[byte:].view(like.dtype), like.element_size()
+    made = flat.as_strided(like.shape, ((row_bytes or like.shape[1] * size) // size, 1))
+    return made.copy_(like)
+
+
+ROW = 64 * 2  # bytes of a token in bf16
+SHARED = {  # bytes into one buffer: out, and another tensor; row bytes of both, or packed
+    "x, a row later": ("x", ROW, 0, None),
+    "x, two bytes of the last row": ("x", 3 * ROW - 2, 0, None),
+    "x, a row earlier": ("x", 0, ROW, None),
+    "x, a column of a wider buffer": ("x", ROW - 16, 0, 4 * ROW),
+    "x, a column of the next row": ("x", 3 * ROW + 16, 0, 4 * ROW),
+    "topk_ids": ("topk_ids", 0, 3 * ROW - 8, None),
+    "topk_weights": ("topk_weights", 16, 0, None),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_out_shares_no_memory_with_what_is_read(recorded, case):
+    name, at_out, at_other, row_bytes = SHARED[case]
+    x, ids, weights = small_call()
+    given, buffer = {"x": x, "topk_ids": ids, "topk_weights": weights}, torch.zeros(16 * ROW, dtype=torch.uint8)
+    given[name] = placed(buffer, at_other, given[name], row_bytes)
+    out = placed(buffer, at_out, torch.zeros_like(x), row_bytes)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^out shares memory with {name}, which is read until the end"):
+            moe.mxfp4_moe(w=small_layer(), out=out, **given)
+    assert recorded == []
+
+
+@pytest.mark.parametrize(("at_out", "row_bytes"), [(3 * ROW, None), (ROW, 4 * ROW), (3 * ROW, 4 * ROW)])
+def test_out_beside_x_in_one_buffer_is_taken(at_out, row_bytes):
+    """Behind its last row, or in columns of its rows that are not its own."""
+    x, ids, weights = small_call()
+    w, buffer = small_layer(), torch.zeros(16 * ROW, dtype=torch.uint8)
+    beside = placed(buffer, 0, x, row_bytes)
+    out = placed(buffer, at_out, torch.zeros_like(x), row_bytes)
+    assert torch.equal(moe.mxfp4_moe(beside, w, ids, weights, out=out), moe.mxfp4_moe(x, w, ids, weights))
+    assert torch.equal(beside, x)
 
 
 def test_a_call_does_not_take_the_launch_of_another():

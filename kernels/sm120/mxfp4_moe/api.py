@@ -45,7 +45,7 @@ def mxfp4_moe(
     topk_weights  float32 [T, K]
     swiglu_limit  an expert is w2 (silu(min(w1 x, L)) * clip(w3 x, -L, L)); None clamps nothing
     activation    "bf16" (W4A16), or "mxfp8" (W4A8): x and the intermediate rounded to e4m3 with one scale per 32
-    out           bf16 [T, H] to write to and return, not overlapping x
+    out           bf16 [T, H] to write to and return; shares no memory with x, topk_ids or topk_weights
     batch_invariant  a token's result has the same bits whatever else is in the batch
     check_ids     raise ValueError for ids outside -1 .. E-1 (synchronises; for debugging)
 
@@ -57,12 +57,12 @@ def mxfp4_moe(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
     _check_types(x, w, topk_ids, topk_weights, out)
-    address = x.data_ptr()
+    at_x, at_ids, at_out = x.data_ptr(), topk_ids.data_ptr(), 0 if out is None else out.data_ptr()
     call = _call(
-        (x.dtype, x.shape, x.stride(), x.device, address % 16 == 0),
-        (topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, topk_ids.data_ptr() % 16 == 0),
+        (x.dtype, x.shape, x.stride(), x.device, at_x % 16 == 0),
+        (topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, at_ids % 16 == 0),
         (topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
-        None if out is None else (out.dtype, out.shape, out.stride(), out.device, out.data_ptr() % 16 == 0),
+        None if out is None else (out.dtype, out.shape, out.stride(), out.device, at_out % 16 == 0),
         w.w13.device, w.num_experts, w.hidden_size, w.intermediate_size, w.wide_scales,
         limit, factor, activation == "mxfp8", bool(batch_invariant), tuning._forced[-1] if tuning._forced else None,
     )  # fmt: skip
@@ -70,8 +70,12 @@ def mxfp4_moe(
         _check_ids(topk_ids, w.num_experts)
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    elif out.data_ptr() == address and out.numel():
-        raise ValueError("out is x itself, expected memory of its own (x is read until the end)")
+    else:
+        at_weights, end = topk_weights.data_ptr(), at_out + call.spans[3]
+        apart_from_x = end <= at_x or at_x + call.spans[0] <= at_out
+        apart_from_ids = end <= at_ids or at_ids + call.spans[1] <= at_out
+        if not (apart_from_x and apart_from_ids and (end <= at_weights or at_weights + call.spans[2] <= at_out)):
+            _check_apart(out, x, topk_ids, topk_weights)
     if not call.parts:
         return out.zero_()
     if call.copies:
@@ -103,9 +107,13 @@ class About(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A checked call: the GPU's index (None: CPU), which of x, ids and weights to copy, and each chunk's program."""
+    """A checked call: the GPU's index (None: CPU), which of x, ids and weights to copy, and each chunk's program.
+
+    spans: bytes from the first to behind the last element of x, ids, weights and out (0 without one).
+    """
 
     index: int | None
+    spans: tuple[int, ...]
     copies: tuple[bool, bool, bool] | None
     parts: tuple[tuple[slice, launch.Program], ...]
 
@@ -147,7 +155,33 @@ def _call(
         )  # fmt: skip
         with torch.cuda.device(index) if index is not None else contextlib.nullcontext():
             parts.append((slice(start, start + chunk), launch.Program(form)))
-    return Call(index, copies if any(copies) else None, tuple(parts))
+    spans = tuple(0 if t is None else _span(t.shape, t.strides) * t.dtype.itemsize for t in (x, ids, weights, out))
+    return Call(index, spans, copies if any(copies) else None, tuple(parts))
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to behind the last; strides are not negative."""
+    return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1 if all(shape) else 0
+
+
+def _check_apart(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """Raise ValueError if out shares memory with an input; its range of addresses meets that of one."""
+    for name, t in (("x", x), ("topk_ids", ids), ("topk_weights", weights)):
+        if _share_bytes(out, t):
+            raise ValueError(f"out shares memory with {name}, which is read until the end; expected memory of its own")
+
+
+def _share_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether matrices have a byte in common: exact for columns of one buffer, else by the range of all their rows."""
+    spans = [_span(t.shape, t.stride()) * t.element_size() for t in (a, b)]
+    ahead = b.data_ptr() - a.data_ptr()
+    if ahead >= spans[0] or -ahead >= spans[1] or 0 in spans:
+        return False
+    step, other = (t.stride(0) * t.element_size() for t in (a, b))
+    widths = [_span(t.shape[1:], t.stride()[1:]) * t.element_size() for t in (a, b)]
+    if step != other or step < max(widths):
+        return True
+    return ahead % step < widths[0] or ahead % step + widths[1] > step
 
 
 def _rows_are_readable(x: About) -> bool:
@@ -179,6 +213,8 @@ def _check_call(x: About, ids: About, weights: About, out: About | None, device:
         _check_tensor("out", out, tuple(x.shape), device)
         if tokens and out.strides[1] != 1:
             raise ValueError(f"out has strides {out.strides}, expected contiguous rows")
+        if tokens > 1 and out.strides[0] < hidden:
+            raise ValueError(f"out has strides {out.strides}, expected rows that do not overlap")
 
 
 def _check_tensor(name: str, t: About, shape: tuple[int | None, ...], device: torch.device) -> None:
