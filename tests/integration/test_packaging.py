@@ -1,5 +1,6 @@
 """What is built is whole: wheel from the sdist, installed and removed; and a tree without its links is refused."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -58,6 +59,22 @@ def test_the_wheel_has_every_module(wheel):
         wanted = {name.replace(top, home, 1) for name in listed if name.endswith((".py", ".json", "py.typed"))}
         assert wanted
         assert wanted <= packed
+
+
+def test_a_wheel_holds_nothing_of_an_earlier_build(tree, tmp_path):
+    """A module that has been deleted since, in the tree where `pip install .` was run before."""
+    where = shutil.copytree(tree, tmp_path / "tree", symlinks=True)
+    gone = ["sglang_sm120/gone.py", "sglang_sm120/patches/gone.py"]
+    left = [where / "overlay/sglang_sm120/gone.py", where / "patches/gone.py"]
+    for module in left:
+        module.write_text("")
+    first = set(zipfile.ZipFile(build(where, tmp_path, "wheel")).namelist())
+    for module in left:
+        module.unlink()
+    second = set(zipfile.ZipFile(build(where, tmp_path, "wheel")).namelist())
+    assert (where / "build/lib/sglang_sm120").is_dir()
+    assert first - second == set(gone)
+    assert second < first
 
 
 def test_install_and_uninstall_leave_nothing(wheel, tmp_path):
