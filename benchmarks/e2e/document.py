@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bench import INPUT, OUTPUT, RANGE
+
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks" / "receipts" / "e2e"
 DOCUMENT = ROOT / "docs" / "E2E.md"
@@ -32,8 +34,9 @@ The checkpoints are random (`scripts/make_checkpoint.py`): real widths, few laye
 Their answers mean nothing, and their acceptance length says nothing of a real model's.
 
 To repeat a run where there is a GPU, SGLang and this package: `python benchmarks/e2e/run.py --out DIR`, with
-`--groups two-gpus faults` where there are two, then `python benchmarks/e2e/receipt.py DIR
-benchmarks/receipts/e2e/NAME.json`.
+`--groups` and the names of `benchmarks/e2e/launches.py` for other servers (`load`, `kinds` and `two-gpus` need two
+GPUs), then `python benchmarks/e2e/receipt.py DIR benchmarks/receipts/e2e/NAME.json`. Two runs at a time take GPUs and
+ports of their own: `CUDA_VISIBLE_DEVICES=2,3 python benchmarks/e2e/run.py --port 26000 ...`.
 """
 
 
@@ -52,6 +55,11 @@ PAIRS = (
     ("one-gpu-mxfp4", "tp2-stock-mxfp4", "one GPU with sm120_triton and TP2 with Marlin"),
     ("tp2-ours-mxfp4", "tp2-ep2-mxfp4", "TP2 without and with expert parallelism"),
     ("tp2-hybrid", "tp2-ours-mxfp4", "TP2: NVFP4 target and MXFP4 target, the same numbers"),
+    ("load-stock-mxfp4", "load-ours-mxfp4", "upstream's Marlin and sm120_triton for target and draft"),
+    ("stock-mxfp4-5", "ours-mxfp4-5", "the same, 5 draft steps"),
+    ("load-ours-mxfp4", "ours-mxfp4-5", "sm120_triton alone: 2 and 6 tokens verified at once"),
+    ("load-ours-mxfp4", "ours-fp8", "MXFP4 experts on sm120_triton and FP8 experts on Triton, the same numbers"),
+    ("ours-hybrid-marlin", "ours-hybrid-dspark", "EAGLE and DSpark: targets that differ in one row of the head"),
 )
 
 
@@ -78,6 +86,7 @@ def section(name: str, receipt: dict[str, Any]) -> list[str]:
         lines += story(name, server, common)
     lines += answers(servers) + strains(servers) + comparisons(receipt["comparisons"]) + verified(servers)
     lines += loads(servers) + benches(servers) + kills(servers) + updates(servers)
+    lines += left_out(receipt.get("left_out", {}))
     if receipt["notes"]:
         lines += ["### Notes", "", *[f"- {note}" for note in receipt["notes"]], ""]
     return lines
@@ -97,7 +106,8 @@ def outcome(server: dict[str, Any]) -> str:
 
 def story(name: str, server: dict[str, Any], common: str) -> list[str]:
     """Environment, flags beyond the common ones, and telling log lines."""
-    env = " ".join(f"{k}={v}" for k, v in server["env"].items())
+    seen = {"CUDA_VISIBLE_DEVICES": server["gpus"]} if "gpus" in server else {}
+    env = " ".join(f"{k}={v}" for k, v in (seen | server["env"]).items())
     flags = " ".join(server["command"]).replace(common, "…")
     return [f"`{name}`:", "", "```", f"{env} {flags}".strip(), *server["log"], "```", ""]
 
@@ -145,7 +155,7 @@ def strains(servers: dict[str, Any]) -> list[str]:
         )  # fmt: skip
     head = ("server", "5000 tokens in, the same answer twice", "64 at once, answered", "a request that is aborted")
     head += ("cache flushed", "the same answers afterwards")
-    intro = "A prompt of 5000 tokens goes through prefill in three chunks. SGLang refuses to flush while anything runs."
+    intro = "A prompt of 5000 tokens goes through prefill in chunks. SGLang refuses to flush while anything runs."
     return ["### Long, many, aborted", "", intro, "", *table(head, rows), ""] if rows else []
 
 
@@ -210,7 +220,7 @@ def loads(servers: dict[str, Any]) -> list[str]:
 
 
 def benches(servers: dict[str, Any]) -> list[str]:
-    """SGLang's own serving benchmark."""
+    """SGLang's own serving benchmark: servers at the same rate below each other."""
     rows = []
     for name, server in servers.items():
         for run in server.get("bench", []):
@@ -218,29 +228,51 @@ def benches(servers: dict[str, Any]) -> list[str]:
             rows.append(
                 (
                     f"`{name}`", run["request_rate"], f"{run['completed']} of {run['requests']}",
-                    f"{run['output_throughput']:.0f}", *(f"{t:.1f}" for t in times),
+                    f"{run['duration']:.0f}", f"{run['output_throughput']:.0f}", f"{run['concurrency']:.1f}",
+                    *(f"{t:.1f}" for t in times),
                 )
             )  # fmt: skip
-    head = ("server", "requests/s", "completed", "output tokens/s", "TTFT median ms", "p99", "TPOT median ms", "p99")
-    return ["### `sglang.bench_serving`", "", *table((*head, "end to end median ms", "p99"), rows), ""] if rows else []
+    if not rows:
+        return []
+    head = ("server", "requests/s", "completed", "in s", "output tokens/s", "in flight", "TTFT median ms", "p99")
+    head += ("TPOT median ms", "p99", "end to end median ms", "p99")
+    intro = (
+        f"Requests of random ids arrive at random times, so many a second on average; {int(INPUT * RANGE)} to {INPUT} "
+        f"tokens in, {int(OUTPUT * RANGE)} to {OUTPUT} out, the same for all servers. TTFT: until the first token; "
+        "TPOT: from token to token after it."
+    )
+    return ["### `sglang.bench_serving`", "", intro, "", *table(head, sorted(rows, key=lambda row: row[1])), ""]
 
 
 def kills(servers: dict[str, Any]) -> list[str]:
     """A scheduler killed under load."""
+    found = {name: server["killed"] for name, server in servers.items() if "killed" in server}
     rows = [
         (
-            f"`{n}`",
-            k["killed"],
-            k["ended_after_s"],
-            k["status"],
-            k["requests_failed"],
-            ", ".join(k["left"]) or "nothing",
+            f"`{name}`", k["killed"], k["ended_after_s"], ended(k["status"]), k["requests_answered"],
+            k["requests_failed"], ", ".join(k["left"]) or "nothing",
         )
-        for n, s in servers.items()
-        if (k := s.get("killed")) and "killed" in k
-    ]
-    head = ("server", "killed", "server ended after s", "status", "requests that failed", "left behind")
-    return ["### A scheduler killed under load", "", *table(head, rows), ""] if rows else []
+        for name, k in found.items()
+        if "killed" in k
+    ]  # fmt: skip
+    head = ("server", "killed", "s until the server had ended", "status", "requests answered", "failed", "left behind")
+    lines = [f"`{name}`: {k['error']}." for name, k in found.items() if "error" in k]
+    intro = "One scheduler process gets SIGKILL while 64 requests are sent, eight at a time."
+    body = [*lines, ""] * bool(lines) + [*table(head, rows), ""] * bool(rows)
+    return ["### A scheduler killed under load", "", intro, "", *body] if body else []
+
+
+def ended(status: int | None) -> str:
+    """Of a process, in words where a number says little."""
+    if status is None:
+        return "still running"
+    return f"signal {-status}" if status < 0 else str(status)
+
+
+def left_out(parts: dict[str, list[str]]) -> list[str]:
+    """What a run did not come to."""
+    rows = [(f"`{name}`", "; ".join(what)) for name, what in parts.items()]
+    return ["### Left out", "", *table(("server", "what, and why"), rows), ""] if rows else []
 
 
 def percentile(values: list[float], p: float) -> float:
@@ -262,10 +294,10 @@ def updates(servers: dict[str, Any]) -> list[str]:
     return ["### `update_weights_from_disk`", "", *table(head, rows), ""] if rows else []
 
 
-def render() -> str:
-    """The document."""
+def render(directory: Path) -> str:
+    """The document of a directory's receipts."""
     lines = [HEAD]
-    receipts = {file.name: json.loads(file.read_text()) for file in sorted(RECEIPTS.glob("*.json"))}
+    receipts = {file.name: json.loads(file.read_text()) for file in sorted(directory.glob("*.json"))}
     for name, receipt in sorted(receipts.items(), key=lambda item: item[1]["date"], reverse=True):
         lines += section(name, receipt)
     return "\n".join(lines).rstrip() + "\n"
@@ -275,7 +307,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    text = render()
+    text = render(RECEIPTS)
     if parser.parse_args().check:
         if not DOCUMENT.exists() or DOCUMENT.read_text() != text:
             print(f"{DOCUMENT.relative_to(ROOT)} is not what the receipts say; run {Path(__file__).relative_to(ROOT)}")

@@ -19,7 +19,7 @@ LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
 OTHER_SEED = 1  # of the weights that a running server is updated to
 # Seconds, generous: a load of each size on one server; an update there and back with questions; a kill.
 LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
-IMPORTS, BETWEEN = 25.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
+IMPORTS, BETWEEN = 40.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
 LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
 

@@ -40,7 +40,8 @@ from server import Server, group_of
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 PATIENCE = 45.0  # for the processes of a server that has ended
-SPARE, GRACE = 30.0, 60.0  # before the phases begin; longer for a server that they need
+SPARE = 30.0  # before the phases begin
+GRACE = 0.25  # of the time for the phases, by which a server that they need may be late
 
 
 class Run:
@@ -90,7 +91,9 @@ class Run:
     def leave_out(self, name: str, what: str) -> None:
         """Note what a server could not be tried with, and why."""
         with self._lock:
-            self.left_out.setdefault(name, []).append(what)
+            parts = self.left_out.setdefault(name, [])
+            if what not in parts:
+                parts.append(what)
 
     def keep_back(self, seconds: float) -> None:
         """Servers must be up and asked when only this much time is left; half of all is theirs in any case."""
@@ -99,7 +102,8 @@ class Run:
 
     def up_by(self, launch: Launch, needed: bool) -> float:
         """When a server must be ready; the ones that a phase needs may be a little late."""
-        return min(self.until, self.start_by + GRACE * needed) if launch.serves else self.until
+        grace = GRACE * (self.until - self.start_by) if needed else 0.0
+        return self.start_by + grace if launch.serves else self.until
 
     def write_checkpoint(self, kind: str, seed: int = 0) -> None:
         """Write a checkpoint unless it is there."""

@@ -63,6 +63,7 @@ def follow(process):
 for process in schedulers:
     threading.Thread(target=follow, args=(process,), daemon=True).start()
 
+print(f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}")
 print("[2026-01-01 00:00:00] MoE draft: Sm120Mxfp4MoEMethod (sm120_triton) for model.decoder.mlp.experts", flush=True)
 
 
@@ -110,4 +111,5 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(whole).encode() + b"\n\ndata: [DONE]\n\n")
 
 
+ThreadingHTTPServer.request_queue_size = 128  # as many as are sent at once
 ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
