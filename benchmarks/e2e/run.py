@@ -41,6 +41,7 @@ CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 PATIENCE = 45.0  # for the processes of a server that has ended
 SPARE = 30.0  # before the phases begin
+TO_START = 0.45  # of all time, at least, for starting and asking
 GRACE = 0.25  # of the time for the phases, by which a server that they need may be late
 
 
@@ -96,9 +97,9 @@ class Run:
                 parts.append(what)
 
     def keep_back(self, seconds: float) -> None:
-        """Servers must be up and asked when only this much time is left; half of all is theirs in any case."""
+        """Servers must be up and asked when only this much time is left, or a share of all time has passed."""
         if seconds:
-            self.start_by = max(self.until - seconds - SPARE, (self.begun + self.until) / 2)
+            self.start_by = max(self.until - seconds - SPARE, self.begun + TO_START * (self.until - self.begun))
 
     def up_by(self, launch: Launch, needed: bool) -> float:
         """When a server must be ready; the ones that a phase needs may be a little late."""
@@ -168,6 +169,7 @@ class Run:
         elif launch.serves and server.is_alive() and ready is None:
             self.leave_out(launch.name, "everything: it was stopped, so that it does not disturb the others")
             server.stop()
+            result["left"] = [title for _, title in group_of(server.process.pid)]
 
     def ask(self, launch: Launch, server: Server) -> None:
         """The questions, as far as there is time before the phases."""
