@@ -46,6 +46,7 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm", "mem_fraction_static")
     answer["parallel"] = {name: sglang_api.resolved(server_args, name) for name in sizes}
     sglang_api.publish_as_scheduler(server_args)
+    answer["errors"] += traps.faults(given, server_args)
     if request["arch"] in settings.ARCHITECTURES:
         kind = sglang_api.expert_kind(sglang_api.model_config(server_args))
         answer["warnings"] += traps.warnings(given, server_args, request["arch"], kind)

@@ -1,7 +1,8 @@
 """Settings of a launch on SM120 that SGLang overrides, or that lead into code that the GPU or this SGLang lacks.
 
-`plan` warns of them. What a flag or a variable mends is left to the user; each warning names it. Asked of the SGLang at
-hand: what it did to the environment, and which functions its source has.
+`plan` warns of them, or says that the launch fails where SGLang stops it before it serves. What a flag or a variable
+mends is left to the user; each line names it. Asked of the SGLang at hand: what it did to the environment, and which
+functions its source has.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ def warnings(given: dict[str, str], server_args: Any, arch: str, kind: str) -> l
         arch: `sm120` or `sm121`.
         kind: format of the target's experts, as `sglang_api.expert_kind` has it.
     """
-    narrow = _narrow_shared_expert(given, server_args)
     return [
-        *narrow,
         *_overridden(given),
         *_deep_gemm(given, arch),
         *_expert_format(given, kind),
         *_kernels(given, server_args),
     ]
+
+
+def faults(given: dict[str, str], server_args: Any) -> list[str]:
+    """One line for what makes SGLang stop while it makes the layers, on any GPU; arguments as for `warnings`."""
+    return _narrow_shared_expert(given, server_args)
 
 
 def _overridden(given: dict[str, str]) -> list[str]:
@@ -55,17 +59,29 @@ def _same(a: str, b: str) -> bool:
 
 
 def _narrow_shared_expert(given: dict[str, str], server_args: Any) -> list[str]:
-    """The shared expert is block FP8 and cut by tensor parallelism, whatever the routed experts are."""
+    """The shared expert is block FP8 and cut by tensor parallelism, whatever the routed experts are.
+
+    Every proven release refuses a part that is no multiple of the block, unless the expert stays whole.
+    """
     text = sglang_api.model_config(server_args).hf_text_config
     tp = sglang_api.resolved(server_args, "tp_size")
-    columns = getattr(text, "moe_intermediate_size", 0) * getattr(text, "n_shared_experts", 0) // tp
+    columns, rest = divmod(getattr(text, "moe_intermediate_size", 0) * getattr(text, "n_shared_experts", 0), tp)
     block = (sglang_api.quantization_block(server_args) or (128, 128))[0]
-    if columns % block == 0 or _same(given.get("SGLANG_SHARED_EXPERT_TP1", "0"), "1"):
+    if rest or columns % block == 0 or _keeps_shared_expert(given, server_args):  # SGLang names a rest itself
         return []
     return [
         f"a rank's part of the shared expert has {columns} columns at --tp {tp}, no multiple of its FP8 block {block}, "
-        "so loading fails; set SGLANG_SHARED_EXPERT_TP1=1, or lower --tp"
+        "so SGLang refuses it; set SGLANG_SHARED_EXPERT_TP1=1, or lower --tp"
     ]
+
+
+def _keeps_shared_expert(given: dict[str, str], server_args: Any) -> bool:
+    """Whether every rank has the whole shared expert, or it is one of the routed ones."""
+    return (
+        _same(given.get("SGLANG_SHARED_EXPERT_TP1", "0"), "1")
+        or sglang_api.resolved(server_args, "moe_a2a_backend") not in (None, "none")
+        or bool(sglang_api.resolved(server_args, "enforce_shared_experts_fusion"))
+    )
 
 
 def _deep_gemm(given: dict[str, str], arch: str) -> list[str]:

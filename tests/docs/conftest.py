@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,12 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A small hybrid checkpoint that has both an MTP layer and the marks of a DSpark draft."""
-    directory = tiny_checkpoint.write(tmp_path_factory.mktemp("model") / "model")
+    """A small hybrid checkpoint that has both an MTP layer and the marks of a DSpark draft.
+
+    Its shared expert can be cut in 8, as far as the documents' launches do.
+    """
+    shape = replace(tiny_checkpoint.SHAPE, intermediate=8 * 128)
+    directory = tiny_checkpoint.write(tmp_path_factory.mktemp("model") / "model", shape)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | DSPARK))
     return directory
