@@ -72,9 +72,9 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
-        "SB": tile.superblocks, "STAGES": tile.stages, "SCAN": config["scan"], "MANY": config["many"], "KEEP": False,
-        "WIDE": False, "ASM": True,
-        "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
+        "SB": tile.superblocks, "UNROLL": tile.unroll, "STAGES": tile.stages, "SCAN": config["scan"],
+        "MANY": config["many"], "KEEP": False, "WIDE": False, "ASM": True, "PDL": True, "FP8": fp8,
+        "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
     types = {
@@ -178,7 +178,7 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     ops = collections.Counter(opcode(i) for i in loop)
     mmas = collections.Counter(opcode(i).split(".")[0] for i in instructions if re.search(r"\b[HQO]MMA", i))
     copies = [o for o in ops.elements() if o.startswith("LDGSTS")]
-    weights = tile.rows * 64 * tile.superblocks / threads
+    weights = tile.rows * 64 * tile.superblocks * tile.unroll / threads
     # The weight tile's bytes a thread and step, all of which must come in 16-byte copies.
     wide = sum("128" in o for o in copies)
     return {

@@ -69,7 +69,35 @@ def many(shape: str, counts: tuple[int, ...]) -> tuple[str, str, tuple[int, ...]
     return shape, "uniform", counts, [Variant(), *(Variant(t, t) for t in tiles)]
 
 
+def chain(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]:
+    """Few tokens: fewer and longer steps, K divided among more warps."""
+    numbers = [(r, s, w, b) for r in (16, 32, 64) for s in (3, 4) for w, b in ((2, 4), (4, 4))]
+    numbers += [(16, 3, 1, 4), (32, 3, 1, 4), (16, 3, 4, 8), (32, 2, 4, 8), (32, 3, 4, 8), (64, 2, 4, 8), (64, 2, 2, 4)]
+    numbers += [(32, 4, 1, 2), (64, 3, 2, 2), (64, 4, 2, 2)]
+    tiles = [Tile(r, 8, s, w, b) for r, s, w, b in numbers]
+    mixed = [Tile(32, 8, 3, 2, 4), Tile(32, 8, 4, 2, 4), Tile(64, 8, 3, 4, 4), Tile(32, 8, 3, 4, 8)]
+    variants = [Variant(), *(Variant(t, t) for t in tiles), *(Variant(t) for t in mixed)]
+    return [(shape, routing, (1, 2, 4, 8), variants) for routing in ("speculative", "uniform")]
+
+
+def unrolled(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]:
+    """Two steps a pass of the loop: few tokens with tiles of both products mixed, then more tokens."""
+    pairs = [(32, 4, 2), (32, 3, 2), (32, 4, 1), (64, 3, 2)]
+    first = [Tile(rows, 8, stages, warps, unroll=2) for rows, stages, warps in pairs]
+    second = [None, Tile(32, 8), Tile(64, 8), first[0]]
+    few_ = [Variant(), *(Variant(a, b) for a in first for b in second)]
+    wide = [Tile(64, 8), Tile(32, 8), Tile(64, 8, 2, unroll=2), *first[2:]]
+    more = [Variant(), *(Variant(t) for t in wide)]
+    return [
+        entry
+        for routing in ("speculative", "uniform")
+        for entry in ((shape, routing, (1, 2, 4, 8), few_), (shape, routing, (16, 32, 64, 256), more))
+    ]
+
+
 SWEEPS = {
+    **{f"unrolled-tp{n}": unrolled(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
+    **{f"chain-tp{n}": chain(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
     "shared-experts": [
         few("v4-flash-tp1", "speculative", (2, 4)),
         few("v4-flash-tp1", "uniform", (1, 2, 4)),
@@ -179,7 +207,9 @@ def main() -> int:
     begun = time.time()
     if a.chunk:
         schedule.CHUNK_TOKENS, schedule.WORKSPACE_BYTES = a.chunk, 4 << 30
-    jobs = {(s, t, v) for s, _, c, vs in SWEEPS[a.sweep] for t in (c if max(c) < 1024 else (max(c),)) for v in vs}
+    jobs = {
+        (s, t, v) for s, _, c, vs in SWEEPS[a.sweep] for t in {min(c) if max(c) < 1024 else max(c), max(c)} for v in vs
+    }
     failed = compiled(sorted(jobs, key=repr), a.workers)
     print(f"compiled in {time.time() - begun:.0f} s; failed: {[(k[0], k[2].name, e) for k, e in failed.items()]}")
     launch.tuning.plan = FORCED

@@ -113,7 +113,7 @@ class Search:
         final = self._confirmed(shape, tokens, best[1], 1 - noise) if best and best[0] < 1 - noise else None
         if best is None or final is None:
             return row
-        gate_up, down = ([t.rows, t.tokens, t.stages, t.warps] for t in best[1])
+        gate_up, down = ([t.rows, t.tokens, t.stages, t.warps, t.unroll] for t in best[1])
         return row | {"us": final.us, "default_us": final.default_us, "gate_up": gate_up, "down": down}
 
     def _confirmed(self, shape: Shape, tokens: int, tiles: Tiles, limit: float) -> Comparison | None:
@@ -152,9 +152,10 @@ def _with(table: Table, row: dict[str, Any]) -> Table:
 
 
 def _candidates(shape: Shape, tokens: int) -> Iterator[Tile]:
-    """Wider groups only make sense with more routes an expert."""
+    """Wider groups only make sense with more routes an expert; two steps a pass need an even number of steps."""
     narrow = tokens * shape.top_k <= 8 * shape.experts
-    return (tile for tile in tuning.CANDIDATES if tile.tokens == 8 or not narrow)
+    even = schedule.has_even_steps(shape.hidden) and schedule.has_even_steps(shape.inter)
+    return (t for t in tuning.CANDIDATES if (t.tokens == 8 or not narrow) and (t.unroll == 1 or even))
 
 
 def covers(device: torch.device, shape: Shape, tokens: int) -> bool:

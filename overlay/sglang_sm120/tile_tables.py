@@ -5,12 +5,12 @@ Imports neither torch nor Triton, so that `doctor` can read them. The kernel rea
 
     {"schema": 1, "overlay": "0.1.0", "gpu": "…", "sms": 188, "triton": "3.8.0", "entries": [
       {"experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tokens": 4, "routing": "uniform", "us": 40.1,
-       "default_us": 43.0, "noise": 0.004, "gate_up": [32, 8, 3, 1], "down": [64, 8, 3, 1]}, …], "kept": [
+       "default_us": 43.0, "noise": 0.004, "gate_up": [32, 8, 3, 2, 2], "down": [64, 8, 3, 1, 1]}, …], "kept": [
       {"experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tokens": 8, "routing": "uniform",
        "default_us": 80.2, "noise": 0.004}, …]}
 
-A tile is rows, tokens, stages, warps. An entry serves the token counts above half of its own up to its own. `kept` are
-the token counts where no tiles were faster than the default ones by more than the noise.
+A tile is rows, tokens, stages, warps, steps a pass of its loop. An entry serves the token counts above half of its own
+up to its own. `kept` are the token counts where no tiles were faster than the default ones by more than the noise.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from sglang_sm120 import __version__, files, schemas
 
 SCHEMA = 1
 ROUTINGS = ("uniform", "speculative")
-Tile = tuple[int, int, int, int]  # rows, tokens, stages, warps
+Tile = tuple[int, int, int, int, int]  # rows, tokens, stages, warps, unroll
 # One warp holds at most 64 x 8 or 32 x 16 sums without spilling registers (scripts/sm120_report.py).
 CANDIDATES: tuple[Tile, ...] = tuple(
-    (rows, tokens, stages, warps)
-    for rows, tokens, warps in ((32, 8, 1), (64, 8, 1), (64, 8, 2), (32, 16, 1), (64, 16, 2), (64, 32, 2))
+    (rows, tokens, stages, warps, unroll)
+    for rows, tokens, warps, unroll in (
+        (32, 8, 1, 1), (64, 8, 1, 1), (64, 8, 2, 1), (32, 8, 1, 2), (32, 8, 2, 2), (64, 8, 2, 2), (32, 16, 1, 1),
+        (64, 16, 2, 1), (64, 32, 2, 1),
+    )
     for stages in (2, 3, 4)
-)
+)  # fmt: skip
 _SHAPE = ("experts", "hidden", "inter", "top_k")
 
 
@@ -186,5 +189,5 @@ def _check_tiles(row: Any) -> None:
 
 
 def _tile(numbers: list[int]) -> Tile:
-    rows, tokens, stages, warps = numbers
-    return rows, tokens, stages, warps
+    rows, tokens, stages, warps, unroll = numbers
+    return rows, tokens, stages, warps, unroll

@@ -10,7 +10,7 @@ from sglang_sm120.tile_tables import Machine, Shape, Table
 HERE = Machine("A", 188, "3.8.0")
 SHAPE = Shape(256, 4096, 1024, 6)
 POINT = {"experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tokens": 4, "default_us": 2.0}
-GOOD = POINT | {"us": 1.0, "gate_up": [32, 8, 3, 1], "down": [64, 8, 2, 1]}
+GOOD = POINT | {"us": 1.0, "gate_up": [32, 8, 3, 1, 1], "down": [64, 8, 2, 1, 1]}
 
 
 def table(**changes):
@@ -27,7 +27,7 @@ def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "new" / "tiles.json"
     tile_tables.write(path, Table(HERE, (GOOD,), (POINT,)))
     found = tile_tables.read(path, HERE)
-    assert found.tiles() == {(SHAPE, 4): ((32, 8, 3, 1), (64, 8, 2, 1))}
+    assert found.tiles() == {(SHAPE, 4): ((32, 8, 3, 1, 1), (64, 8, 2, 1, 1))}
     assert found.kept == (POINT,)
     assert json.loads(path.read_text())["overlay"] == __version__
     assert [p.name for p in path.parent.iterdir()] == ["tiles.json"]

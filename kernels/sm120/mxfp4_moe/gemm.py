@@ -72,8 +72,8 @@ def _own_group(
 def gate_up(
     x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, x_stride, limit, num_routes, num_experts,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, QUANT: tl.constexpr,
-    MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
+    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
@@ -95,7 +95,9 @@ def gate_up(
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, KEEP, ASM)
     else:
-        acc = accumulate(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, X_SHIFT, WIDE, ASM)
+        acc = accumulate(
+            w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, UNROLL, STAGES, X_SHIFT, WIDE, ASM
+        )
     if PDL:  # not earlier: see the module's text
         tl.extra.cuda.gdc_launch_dependents()
     halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
@@ -115,8 +117,8 @@ def gate_up(
 def down(
     h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr,
-    WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr,
+    KEEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""
@@ -140,7 +142,9 @@ def down(
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, KEEP, ASM)
     else:
-        acc = accumulate(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, H_SHIFT, WIDE, ASM)
+        acc = accumulate(
+            w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, UNROLL, STAGES, H_SHIFT, WIDE, ASM
+        )
     row = tile * BN + tl.arange(0, BN)
     offs = routes[None, :] * HIDDEN + row[:, None]
     mask = valid[None, :] & (row < HIDDEN)[:, None] if HIDDEN % BN != 0 else valid[None, :]

@@ -164,7 +164,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     made += [
         Step(gemm.gate_up, grids[0], up, {"TOP_K": f.top_k, "QUANT": f.mxfp8} | _tile(p.gate_up) | shared),
         Step(gemm.down, grids[1], (*down, routes, f.experts), _tile(p.down) | shared),
-        _combine(f, o, common | {"ASM": runtime.is_compiled(f.device)}),
+        _combine(f, o, p.scan, common | {"ASM": runtime.is_compiled(f.device)}),
     ]
     return made, buffers
 
@@ -198,8 +198,10 @@ def _intermediate(routes: int, inter: int, fp8: bool) -> list[Buffer]:
     return [Buffer("h", torch.uint8, (routes, inter)), Buffer("hs", torch.uint8, (routes, -(-inter // 64) * 2))]
 
 
-def _combine(f: Form, o: Pointer, options: dict[str, Any]) -> Step:
-    width = min(1024, _power_of_two(f.hidden))
+def _combine(f: Form, o: Pointer, few: bool, options: dict[str, Any]) -> Step:
+    # With few tokens more and smaller programs save half a microsecond; with 64 they cost a tenth of the layer's time
+    # (benchmarks/NOTES.md, item 12).
+    width = min(512 if few else 1024, _power_of_two(f.hidden))
     args = (
         o, Pointer("ids", f.ids), Pointer("weights", torch.float32), Pointer("y", torch.bfloat16, f.y_aligned),
         f.factor, f.experts, f.y_stride,
@@ -209,7 +211,8 @@ def _combine(f: Form, o: Pointer, options: dict[str, Any]) -> Step:
 
 
 def _tile(t: schedule.Tile) -> dict[str, int]:
-    return {"BN": t.rows, "BT": t.tokens, "SB": t.superblocks, "STAGES": t.stages, "num_warps": t.warps}
+    shape = {"BN": t.rows, "BT": t.tokens, "SB": t.superblocks, "UNROLL": t.unroll}
+    return shape | {"STAGES": t.stages, "num_warps": t.warps}
 
 
 def _typed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -68,16 +68,37 @@ def _last_block(
 
 
 @triton.jit
+def _add_step(
+    acc, lo, hi, pair, x_ptrs, x_mask, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
+):  # fmt: skip
+    """acc [SB, BN, BT] plus the products of SB superblocks: codes lo, hi [SB, BN, 32], scale pairs [SB, BN]."""
+    x_lo = _activations(x_ptrs, x_mask, SHIFT, ASM)
+    x_hi = _activations(x_ptrs + 32, x_mask, SHIFT, ASM)
+    low, high = tl.dot(lo, x_lo), tl.dot(hi, x_hi)
+    if WIDE and ASM:  # before the scale, or the product could underflow
+        low, high = low * 2.0**WIDE_SHIFT, high * 2.0**WIDE_SHIFT
+    acc += low * scale_to_float32(pair & 255, WIDE)[:, :, None]
+    acc += high * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+    return acc
+
+
+@triton.jit
 def accumulate(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SHIFT: tl.constexpr, WIDE: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT]."""
+    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+
+    A step is SB superblocks, one pass of the loop UNROLL steps (1 or 2; their number must divide by it): the same sums
+    in the same order, with half the waits.
+    """
     row = tile * BN + tl.arange(0, BN)
     batch, byte = tl.arange(0, SB), tl.arange(0, 32)
     w_offs = ((row // 32) * (16 * K) + (row % 32) * 32)[None, :, None] + (batch * 1024)[:, None, None]
     w_offs += byte[None, None, :]
-    s_offs = ((row // 32) * (K // 2) + row % 32)[None, :] + (batch * 32)[:, None]
+    s_row = ((row // 32) * (K // 2) + row % 32)[None, :]
+    s_offs = s_row + (batch * 32)[:, None]
     x_ptrs = x_rows[None, None, :] + (batch * 64)[:, None, None] + byte[None, :, None]
     acc = tl.full((SB, BN, BT), 0.0, tl.float32)
     IN: tl.constexpr = 0 if WIDE or not ASM else SHIFT
@@ -85,14 +106,16 @@ def accumulate(
     SUPERBLOCKS: tl.constexpr = K // 64
     STEPS: tl.constexpr = (SUPERBLOCKS + SB - 1) // SB
     MASKED: tl.constexpr = SUPERBLOCKS % SB != 0 or N % BN != 0
+    tl.static_assert(UNROLL == 1 or (UNROLL == 2 and not MASKED and STEPS % 2 == 0))
     # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask the same
     # slices of L2 for the same lines at the same time: with two tokens that costs a third of the layer's time on an
-    # H200 (benchmarks/NOTES.md). The order of additions depends on the row alone.
+    # H200, and half as many beginnings a tenth with 256 (benchmarks/NOTES.md). The order of additions depends on the
+    # row alone.
     step = tile * BN // 64 % max(STEPS, 1)
     w_offs += step * (SB * 1024)
     s_offs += step * (SB * 32)
     x_ptrs += step * (SB * 64)
-    for _ in tl.range(0, STEPS, num_stages=STAGES):
+    for _ in tl.range(0, STEPS // UNROLL, num_stages=STAGES):
         if MASKED:
             inside = step * SB + batch < SUPERBLOCKS
             w_mask = inside[:, None] & (row < N)[None, :]
@@ -102,19 +125,29 @@ def accumulate(
         else:
             x_mask = valid[None, None, :]
             lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
-            pair = tl.load(s_ptr + s_offs).to(tl.int32)
-        x_lo = _activations(x_ptrs, x_mask, IN, ASM)
-        x_hi = _activations(x_ptrs + 32, x_mask, IN, ASM)
-        low, high = tl.dot(lo, x_lo), tl.dot(hi, x_hi)
-        if WIDE and ASM:  # before the scale, or the product could underflow
-            low, high = low * 2.0**WIDE_SHIFT, high * 2.0**WIDE_SHIFT
-        acc += low * scale_to_float32(pair & 255, WIDE)[:, :, None]
-        acc += high * scale_to_float32((pair >> 8) & 255, WIDE)[:, :, None]
+            if UNROLL == 1:
+                pair = tl.load(s_ptr + s_offs).to(tl.int32)
+            else:
+                # One load for both steps' scales: half of one would be two bytes a thread with two warps, and
+                # cp.async's least is four.
+                both = tl.arange(0, 2 * SB)
+                following = tl.where(step == STEPS - 1, 0, step + 1)
+                place = both % SB * 32 + tl.where(both < SB, step, following) * (SB * 32)
+                pairs = tl.load(s_ptr + s_row + tl.multiple_of(place, [32])[:, None]).to(tl.int32)
+                pair, next_pair = tl.split(tl.permute(tl.reshape(pairs, (2, SB, BN)), (1, 2, 0)))
+        acc = _add_step(acc, lo, hi, pair, x_ptrs, x_mask, IN, WIDE, ASM)
         onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
         step += onward
         w_offs += onward * (SB * 1024)
         s_offs += onward * (SB * 32)
         x_ptrs += onward * (SB * 64)
+        if UNROLL == 2:
+            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
+            acc = _add_step(acc, lo, hi, next_pair, x_ptrs, x_mask, IN, WIDE, ASM)
+            onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
+            step += onward
+            w_offs += onward * (SB * 1024)
+            x_ptrs += onward * (SB * 64)
     if K % 64 != 0:
         acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, N, K, SB, IN, WIDE, ASM)
     total = tl.sum(acc, 0)

@@ -14,13 +14,15 @@ WORKSPACE_BYTES = 640 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """rows (BN) x tokens (BT) of a program; stages of its pipeline, warps, superblocks of 64 columns a step."""
+    """rows (BN) x tokens (BT) of a program; stages of its pipeline, warps, superblocks of 64 columns a step, steps that
+    one pass of its loop unrolls (W4A16 below `many` only)."""
 
     rows: int
     tokens: int
     stages: int = 3
     warps: int = 1
     superblocks: int = 2
+    unroll: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +93,7 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     elif many:
         tiles = [_wide_tile(width)] * 2
     else:
-        # a block of 32 channels must lie in one tile where the epilogue rounds it
-        tiles = [
-            _tile(2 * w.inter, active, width, sms, sm90, w.mxfp8),
-            _tile(w.hidden, active, width, sms, sm90, False),
-        ]
+        tiles = [_gate_up_tile(w, active, width, sms, sm90), _down_tile(w, active, width, sms, sm90)]
     partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
     return Plan(scan, w.most_groups(width, scan), tiles[0], tiles[1], partial, many)
 
@@ -121,20 +119,67 @@ def _wide_tile(width: int) -> Tile:
     return Tile(128, width, stages=4 if width == 64 else 3, warps=8 if width == 256 else 4, superblocks=1)
 
 
-def _tile(total: int, active: int, width: int, sms: int, sm90: bool, quantized: bool) -> Tile:
-    """64 rows and one warp; 32 rows while that leaves SMs short of warps, with deeper pipelines while all still fit.
+def has_even_steps(columns: int) -> bool:
+    """Whether a product over so many columns is an even number of whole steps."""
+    return columns % 256 == 0
 
-    The thresholds leave room for tokens that share experts: then a part of the programs has nothing to do.
+
+def may_unroll(tile: Tile, columns: int) -> bool:
+    """Whether the tile's loop can run over so many columns."""
+    return tile.unroll == 1 or has_even_steps(columns)
+
+
+def _gate_up_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:
+    """The first product's: a block of 32 channels must lie in one tile where the epilogue rounds it (mxfp8).
+
+    With few tokens a program's steps follow each other faster than it can wait for them: while all programs fit on the
+    SMs at once each gets two warps and two steps a pass; beyond that, on SM90, more programs with two steps a pass,
+    then larger ones. The bounds are measured there (benchmarks/NOTES.md, item 11); an SM of SM120 has a third of the
+    bandwidth to keep up with.
     """
-    if width == 32:
-        return Tile(64, width, warps=2)
+    rows = 2 * w.inter
+    if width > 8:
+        return _grouped_tile(width, w.mxfp8)
+    each = -(-rows // 32) * active / sms  # programs of 32 rows an SM
+    two_steps = has_even_steps(w.hidden)
+    if two_steps and not w.mxfp8:
+        if each <= _resident(sm90):
+            return _few_tile(sm90)
+        if sm90 and each <= 32:
+            return Tile(32, width, stages=4, unroll=2)
+    if two_steps and sm90 and each <= 96:
+        return Tile(64, width, warps=2, unroll=2)
+    return Tile(64 if w.mxfp8 else _rows(rows, active, sms), width)
+
+
+def _down_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:
+    """The second product's. Its steps are fewer; two a pass pay from 16 on."""
+    if width > 8:
+        return _grouped_tile(width, False)
+    each = -(-w.hidden // 32) * active / sms
+    if w.inter >= 2048 and has_even_steps(w.inter) and each <= (16 if sm90 else _resident(sm90)):
+        return _few_tile(sm90)
+    return Tile(_rows(w.hidden, active, sms), width)
+
+
+def _resident(sm90: bool) -> int:
+    """Programs of `_few_tile` in an SM's shared memory: 25.3 KiB in 227, 16.9 in 99."""
+    return 8 if sm90 else 5
+
+
+def _few_tile(sm90: bool) -> Tile:
+    return Tile(32, 8, stages=4 if sm90 else 3, warps=2, unroll=2)
+
+
+def _rows(total: int, active: int, sms: int) -> int:
+    """64; 32 while that leaves SMs short of warps. Tokens that share experts leave a part of the programs idle."""
+    return 64 if -(-total // 64) * active >= 24 * sms else 32
+
+
+def _grouped_tile(width: int, quantized: bool) -> Tile:
     if width == 16:
         return Tile(64 if quantized else 32, width, warps=2 if quantized else 1)  # 64 rows of one warp spill
-    programs = -(-total // 64) * active
-    if quantized or programs >= 24 * sms:
-        return Tile(64, width)
-    resident = 16 if sm90 else 7  # programs of four stages, 12.6 KiB each, in an SM's shared memory
-    return Tile(32, width, stages=4 if 2 * programs <= resident * sms else 3)
+    return Tile(64, width, warps=2)
 
 
 def _fp8_tile(width: int) -> Tile:

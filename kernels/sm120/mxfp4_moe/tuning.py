@@ -23,7 +23,14 @@ from . import schedule
 from .schedule import Plan, Tile, Work
 
 logger = logging.getLogger(__name__)
-CANDIDATES = tuple(Tile(*numbers) for numbers in tile_tables.CANDIDATES)
+
+
+def _tile(numbers: tile_tables.Tile) -> Tile:
+    rows, tokens, stages, warps, unroll = numbers
+    return Tile(rows, tokens, stages, warps, unroll=unroll)
+
+
+CANDIDATES = tuple(_tile(numbers) for numbers in tile_tables.CANDIDATES)
 Entries = dict[tuple[Shape, int], tuple[Tile, Tile]]
 
 
@@ -65,9 +72,15 @@ def _default(device: torch.device, work: Work) -> Plan:
 
 
 def _with_tiles(p: Plan, work: Work, tiles: tuple[Tile, Tile]) -> Plan:
-    """p with these tiles; unchanged for products that tables do not cover and where MXFP8 rounding needs 64 rows."""
+    """p with these tiles, where they may run.
+
+    Unchanged for products that tables do not cover, where MXFP8 rounding needs 64 rows, and where a loop's steps cannot
+    be unrolled.
+    """
     gate_up, down = tiles
     if p.many or work.fp8 or (work.mxfp8 and gate_up.rows < 64):
+        return p
+    if not (schedule.may_unroll(gate_up, work.hidden) and schedule.may_unroll(down, work.inter)):
         return p
     return dataclasses.replace(p, gate_up=gate_up, down=down, groups=work.most_groups(gate_up.tokens, p.scan))
 
@@ -88,7 +101,7 @@ def table(device: torch.device) -> Entries:
         logger.warning("Ignoring the tile table %s: %s", path, error)
         return {}
     logger.info("Tiles of %d shapes and token counts from %s", len(found), path)
-    return {key: (Tile(*gate_up), Tile(*down)) for key, (gate_up, down) in found.items()}
+    return {key: (_tile(gate_up), _tile(down)) for key, (gate_up, down) in found.items()}
 
 
 @contextlib.contextmanager
