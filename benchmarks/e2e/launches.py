@@ -31,11 +31,9 @@ EAGER = ("--disable-cuda-graph",)
 NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
 DSPARK = ("--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "4")
 STEADY, RISING = ((8.0, 60.0),), ((4.0, 45.0), (8.0, 45.0), (16.0, 45.0), (32.0, 45.0))
-# SGLang compiles a kernel of its hyper-connections for each of 18 classes of prefill sizes, half a minute each. Servers
-# under load get around that: the rising loads with the kernel that takes any size, the steady ones, which need less
-# throughput, with prefills of 256 tokens, which have three classes; these are compiled before the server is ready.
-ANY_SIZE = {"SGLANG_OPT_DEEPGEMM_HC_PRENORM": "0"}
-FEW_SIZES, CHUNKS = {"SGLANG_DSV4_MHC_PREWARM": "1"}, ("--chunked-prefill-size", "256")
+# SGLang compiles two kernels of its hyper-connections for each of 18 classes of prefill sizes, which takes half a
+# minute each where no cache has them; servers under load do it before they are ready.
+ALL_SIZES = {"SGLANG_DSV4_MHC_PREWARM": "1"}
 # Room for the windows of more than ten requests at once.
 WINDOWS = ("--swa-full-tokens-ratio", "0.5")
 
@@ -121,11 +119,11 @@ MORE = (
 LOAD = (
     Launch(
         "load-stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", "load",
-        env=OFF | ANY_SIZE, flags=MARLIN + EAGLE + WINDOWS, gpus="1", text=True, bench=RISING,
+        env=OFF | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, gpus="1", text=True, bench=RISING,
     ),
     Launch(
         "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
-        env=TARGET_TOO | ANY_SIZE, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, updated=True, killed=True,
+        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, updated=True, killed=True,
     ),
     Launch(
         "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
@@ -162,11 +160,11 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus",
-        env=OFF | FEW_SIZES, flags=MARLIN + EAGLE + TP2 + CHUNKS + WINDOWS, gpus=TWO, text=True, bench=STEADY,
+        env=OFF | ALL_SIZES, flags=MARLIN + EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
     ),
     Launch(
         "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus",
-        env=TARGET_TOO | FEW_SIZES, flags=MARLIN + EAGLE + TP2 + CHUNKS + WINDOWS, gpus=TWO, text=True, bench=STEADY,
+        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
         killed=True,
     ),
     Launch(
