@@ -20,7 +20,7 @@ from itertools import islice
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, sglang_api
+from sglang_sm120 import agreement, imports, patching, sglang_api
 from sglang_sm120.patching import Replacement
 from sglang_sm120.settings import OFF
 
@@ -38,7 +38,7 @@ _NOT_FOREIGN = ("sglang", "sglang_sm120")
 
 
 def watch() -> None:
-    """Look at every model of DeepSeek-V4 that SGLang's loader is about to build."""
+    """Look at every model of DeepSeek-V4 that SGLang's loader is about to build, here and on the other ranks."""
     imports.when_imported(LOADER, _watch)
 
 
@@ -51,6 +51,7 @@ def _watch(module: ModuleType) -> None:
     def configures(model_config: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(model_config, *args, **kwargs)  # imports what it makes, so patches that waited are in now
         if any(a.startswith(_ARCHITECTURES) for a in model_config.hf_config.architectures or ()):
+            agreement.require()
             require()
             _require_in(made, model_config)
         return made

@@ -24,6 +24,7 @@ import draft_layer
 from sglang_sm120 import plan_child, simulate
 
 GLOO_TIMEOUT = 30  # seconds that a rank waits for another
+WAIT = 12  # and for what it says of itself
 
 
 def inputs(ids: list[list[int]], hidden: int, seed: int) -> tuple[Any, Any, Any]:
@@ -42,8 +43,9 @@ def serve(request: dict[str, Any], run: dict[str, Any], rank: int, address: str,
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-    from sglang_sm120 import sglang_api
+    from sglang_sm120 import agreement, sglang_api
 
+    agreement.WAIT_S = WAIT
     model_config = draft_layer.resolve(Path(request["model"]), run["tp"], run["ep"], rank)
     cpu_ranks.start_groups(run["tp"], rank, address, GLOO_TIMEOUT)
     config = model_config.hf_config

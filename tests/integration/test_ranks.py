@@ -45,7 +45,9 @@ def answers(checkpoint):
     """Run -> what its ranks said; none of their processes is left."""
     dies = runs(["TP2"], dies=1)[0] | {"name": "dies"}
     off = runs(["TP2"], env={"1": {"SGLANG_SM120": "0"}})[0] | {"name": "off"}
-    request = {"model": str(checkpoint), "batches": BATCHES, "runs": [*runs(RANKS), dies, off], "limit": 100}
+    other = runs(["TP4"], env={"2": {"SGLANG_SM120_ACTIVATION": "mxfp8"}})[0] | {"name": "other"}
+    asked = [*runs(RANKS), dies, off, other]
+    request = {"model": str(checkpoint), "batches": BATCHES, "runs": asked, "limit": 100}
     env = environment(PYTHONPATH=os.pathsep.join((str(SCRIPTS), str(HERE))))
     done = run(sys.executable, HERE / "rank_worker.py", env=env, input=json.dumps(request), timeout=700)
     assert done.stdout, done.stderr[-4000:]
@@ -114,11 +116,21 @@ def test_a_rank_that_dies_ends_the_others(answers):
     assert LEFT.search(survivor["error"])
 
 
-def test_a_rank_without_the_overlay_ends_alone_and_the_others_with_it(answers):
-    """SGLang compares no such thing at the start: the rank that is off runs into the fault of stock."""
+def test_a_rank_without_the_overlay_is_named_by_the_others(answers):
+    """It cannot say what it runs; itself it runs into the fault of stock."""
     ours, stock = answers["off"]
-    assert (ours["method"], stock["method"]) == ("Sm120Mxfp4MoEMethod", "Mxfp4FlashinferTrtllmMoEMethod")
+    assert stock["method"] == "Mxfp4FlashinferTrtllmMoEMethod"
     assert stock["status"] == 1
     assert not LEFT.search(stock["error"])
     assert ours["status"] == 1
-    assert LEFT.search(ours["error"])
+    assert ours["error"].startswith("SystemExit: sglang-sm120: rank 1 did not say within 12 s which overlay it runs")
+    assert "method" not in ours  # before layers were made
+
+
+def test_ranks_with_other_settings_end_before_they_make_layers(answers):
+    ranks = answers["other"]
+    assert [rank["status"] for rank in ranks] == [1] * 4
+    assert not any("method" in rank for rank in ranks)
+    said = "SystemExit: sglang-sm120: SGLANG_SM120_ACTIVATION is {} on rank {} and {} on rank {}; make their hosts the"
+    assert ranks[0]["error"].startswith(said.format("bf16", 0, "mxfp8", 2))
+    assert ranks[2]["error"].startswith(said.format("mxfp8", 2, "bf16", 0))

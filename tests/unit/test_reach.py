@@ -149,11 +149,16 @@ def test_a_function_and_a_class_count_too(module):
         reach.require()
 
 
+ASKED = []
+
+
 @pytest.fixture
 def loader(tmp_path, monkeypatch):
     (tmp_path / "loader_reach.py").write_text(LOADER)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(reach, "LOADER", "loader_reach")
+    monkeypatch.setattr(reach.agreement, "require", lambda: ASKED.append("other ranks"))
+    ASKED.clear()
     reach.watch()
     reach.watch()
     import loader_reach
@@ -174,6 +179,7 @@ def test_the_loader_looks_at_models_of_ours_only(module, loader, name):
     with pytest.raises(SystemExit, match="example"):
         loader._get_quantization_config(model(name), 2)
     assert loader._get_quantization_config(model("LlamaForCausalLM"), 2)[1] == 2
+    assert ASKED == ["other ranks"] * 2
 
 
 class Fp8Config:
