@@ -8,6 +8,7 @@ never answers holds nobody up for longer than `WAIT_S`, and those that do not as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -46,31 +47,31 @@ def require() -> None:
     if _asked or not model_parallel_is_initialized():
         return
     _asked = True
-    rank = dist.get_rank()
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    others = [other for other in get_tp_group().ranks if other != rank]
     try:
-        problem = compare(dist.distributed_c10d._get_default_store(), rank, get_tp_group().ranks, facts())
+        problem = compare(store, rank, others, facts())
     except dist.DistError as error:  # the store was in a process that has ended
         problem = f"rank {rank} cannot ask the others which overlay they run: {' '.join(str(error).split())}"
     if problem is not None:
+        with contextlib.suppress(dist.DistError):  # gone already
+            _wait(store, others, GRACE_S, "read")  # the store ends with the process that made it; let the others read
         raise SystemExit(f"sglang-sm120: {problem}")
 
 
-def compare(store: Any, rank: int, group: Sequence[int], mine: dict[str, str]) -> str | None:
+def compare(store: Any, rank: int, others: Sequence[int], mine: dict[str, str]) -> str | None:
     """How another rank differs; None if all are the same.
 
     Args:
         store: torch's key-value store of all processes.
         rank: of this process.
-        group: ranks that must agree.
+        others: ranks that must agree with it.
         mine: `facts`.
     """
     store.set(_key(rank), json.dumps(mine))
-    others = [other for other in group if other != rank]
     silent = _wait(store, others, WAIT_S)
     problem = _difference(store, rank, [o for o in others if o not in silent], mine) or _silence(silent)
     store.set(_key(rank, "read"), "")
-    if problem is not None:  # the store ends with the process that made it, and the others want to read too
-        _wait(store, [o for o in others if o not in silent], GRACE_S, "read")
     return problem
 
 
@@ -94,7 +95,7 @@ def _silence(silent: Sequence[int]) -> str | None:
     )
 
 
-def _wait(store: Any, ranks: list[int], seconds: float, what: str = "line") -> list[int]:
+def _wait(store: Any, ranks: Sequence[int], seconds: float, what: str = "line") -> list[int]:
     """The ranks that have not left what they are to leave when the time is up."""
     begun, said = time.monotonic(), False
     while True:

@@ -22,7 +22,7 @@ def ask(store, lines, group=None):
     told = {}
 
     def one(rank, mine):
-        told[rank] = agreement.compare(store, rank, group or list(lines), mine)
+        told[rank] = agreement.compare(store, rank, [r for r in group or lines if r != rank], mine)
 
     threads = [threading.Thread(target=one, args=line) for line in lines.items()]
     for thread in threads:
