@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -77,9 +74,3 @@ def comparisons(results: dict[str, Any]) -> dict[str, Any]:
     """Every pair of servers that answered."""
     names = [n for n, r in results.items() if "answers" in r]
     return {f"{a} / {b}": compare(results[a], results[b]) for i, a in enumerate(names) for b in names[i + 1 :]}
-
-
-def commit() -> str | None:
-    """The checkout's commit."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None

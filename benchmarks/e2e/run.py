@@ -34,8 +34,12 @@ import gpus
 import phases
 import ports
 from launches import DUMMY, GROUPS, LAUNCHES, Launch
-from results import as_expected, commit, comparisons, gpu, versions
+from results import as_expected, comparisons, gpu, versions
 from server import Server, group_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
+
+from checkout import commit
 
 CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
