@@ -47,8 +47,11 @@ def require() -> None:
     if _asked or not model_parallel_is_initialized():
         return
     _asked = True
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    rank = dist.get_rank()
     others = [other for other in get_tp_group().ranks if other != rank]
+    if not others:
+        return
+    store = dist.distributed_c10d._get_default_store()
     try:
         problem = compare(store, rank, others, facts())
     except dist.DistError as error:  # the store was in a process that has ended

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +77,16 @@ def test_settings_and_patches_are_what_is_compared(monkeypatch):
     found = agreement.facts()
     assert (found["SGLANG_SM120_ACTIVATION"], found["SGLANG_SM120_DRAFT_MOE"]) == ("mxfp8", "auto")
     assert found["patch a"] == "applied"
+
+
+@pytest.mark.sglang
+def test_a_rank_alone_asks_nobody(monkeypatch):
+    """Nor does it touch the store, which may be a file that is gone."""
+    from sglang.srt import distributed
+
+    monkeypatch.setattr(agreement, "_asked", False)
+    monkeypatch.setattr(distributed, "model_parallel_is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_tp_group", lambda: SimpleNamespace(ranks=[0]))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: pytest.fail("asked"))
+    agreement.require()
