@@ -144,13 +144,18 @@ def strains(servers: dict[str, Any]) -> list[str]:
         got = server.get("answers", {})
         if not got.get("many"):
             continue
-        abort, flush = got.get("aborted", [{}])[0], got.get("flushed", [{}])[0]
-        ended = f"{abort.get('finished')} after {abort.get('tokens')} tokens, {abort.get('seconds')} s"
+        abort, flush = got.get("aborted", [None])[0], got.get("flushed", [None])[0]
+        aborted = "not asked"
+        if abort is not None:
+            aborted = f"{abort.get('finished')} after {abort.get('tokens')} tokens, {abort.get('seconds')} s"
+        flushed = "not asked"
+        if flush is not None:
+            flushed = "done" if flush.get("status") == 200 else "refused"
         rows.append(
             (
                 f"`{name}`", agreement(got["long"][:1], got["long"][1:]),
-                f"{sum('error' not in row for row in got['many'])} of {len(got['many'])}", ended,
-                "done" if flush.get("status") == 200 else "refused", agreement(got["alone"], got.get("afterwards", [])),
+                f"{sum('error' not in row for row in got['many'])} of {len(got['many'])}", aborted,
+                flushed, agreement(got["alone"], got.get("afterwards", [])),
             )
         )  # fmt: skip
     head = ("server", "5000 tokens in, the same answer twice", "64 at once, answered", "a request that is aborted")
@@ -249,8 +254,8 @@ def kills(servers: dict[str, Any]) -> list[str]:
     found = {name: server["killed"] for name, server in servers.items() if "killed" in server}
     rows = [
         (
-            f"`{name}`", k["killed"], k["ended_after_s"], ended(k["status"]), k["requests_answered"],
-            k["requests_failed"], ", ".join(k["left"]) or "nothing",
+            f"`{name}`", k["killed"], f"{'not within ' * (k['status'] is None)}{k['ended_after_s']}",
+            ended(k["status"]), k["requests_answered"], k["requests_failed"], ", ".join(k["left"]) or "nothing",
         )
         for name, k in found.items()
         if "killed" in k

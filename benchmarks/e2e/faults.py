@@ -61,8 +61,8 @@ def kill_scheduler(server: Server, patience: float = 60.0) -> dict[str, Any]:
     """Kill one scheduler process of a server under load; what became of the rest.
 
     Returns:
-        the killed process's title; the seconds until the server's process ended and its status; what the requests in
-        flight got, in all; the processes of its group that were left when `patience` seconds had passed.
+        the killed process's title; the seconds until the server's process ended and its status, or the seconds that it
+        was given and None; what the requests in flight got, in all; the processes of its group that were left then.
     """
     schedulers = [(pid, title) for pid, title in group_of(server.process.pid) if "scheduler" in title]
     if not schedulers:
@@ -79,12 +79,12 @@ def kill_scheduler(server: Server, patience: float = 60.0) -> dict[str, Any]:
     begun = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     server.wait_end(begun + patience)
-    ended = round(time.monotonic() - begun, 1)
-    load.join()
+    ended, status = round(time.monotonic() - begun, 1), server.process.poll()
     while group_of(server.process.pid) and time.monotonic() < begun + patience:
         time.sleep(0.5)
+    left = [title for _, title in group_of(server.process.pid)]
+    load.join()
     return {
-        "killed": title, "ended_after_s": ended, "status": server.process.poll(),
+        "killed": title, "ended_after_s": ended, "status": status, "left": left,
         "requests_failed": len(outcome.get("errors", [])), "requests_answered": len(outcome.get("seconds", [])),
-        "left": [title for _, title in group_of(server.process.pid)],
     }  # fmt: skip

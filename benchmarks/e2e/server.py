@@ -30,6 +30,7 @@ _SETTINGS = {
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "1",  # 60 by default when a scheduler dies and another lives
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }

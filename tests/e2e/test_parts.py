@@ -153,6 +153,9 @@ def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_lef
     servers["ours"]["killed"] = {"killed": "scheduler", "ended_after_s": 3.0, "status": -9, "requests_answered": 20}
     servers["ours"]["killed"] |= {"requests_failed": 44, "left": []}
     servers["stock"]["killed"] = {"error": "no scheduler process was found"}
+    servers["slow"] = server | {"killed": servers["ours"]["killed"] | {"ended_after_s": 27.0, "status": None}}
+    asked = {"alone": [{"ids": [1]}], "long": [{"ids": [1]}], "many": [{"ids": [1]}]}
+    servers["slow"]["answers"] = asked
     about = {"versions": {}, "gpu": "2 x a GPU", "commit": "0" * 40, "date": "2026-01-01", "common_flags": ["--all"]}
     about |= {"servers": servers, "comparisons": {}, "notes": [], "left_out": {"ours": ["a question", "an update"]}}
     (tmp_path / "a.json").write_text(json.dumps(about))
@@ -161,5 +164,7 @@ def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_lef
     assert rates == [["| `stock`", "4.0"], ["| `ours`", "4.0"], ["| `stock`", "8.0"], ["| `ours`", "8.0"]]
     assert "| `ours` | a question; an update |" in lines
     assert "| `ours` | scheduler | 3.0 | signal 9 | 20 | 44 | nothing |" in lines
+    assert "| `slow` | scheduler | not within 27.0 | still running | 20 | 44 | nothing |" in lines
+    assert "| `slow` | not asked | 1 of 1 | not asked | not asked | not asked |" in lines
     assert "`stock`: no scheduler process was found." in lines
     assert "CUDA_VISIBLE_DEVICES=2 python …" in lines
