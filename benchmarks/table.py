@@ -4,8 +4,9 @@
 table.py            rewrite the README between its markers
 table.py --check    exit status 1 if that would change it
 
-Rows come from `h200-table.json` (`bench_moe.py --rows table`), and from `h200-shapes.json` (`--rows shapes`) if that is
-there. A second run of the same commit beside them, `*-2.json`, shows which rows repeat.
+Rows come from `h200-table.json` (`bench_moe.py --rows table`); what a shorter run left out follows from
+`h200-table-before.json`, if that is there, as do `h200-shapes.json` (`--rows shapes`) and `h200-flashinfer.json`. A
+second run of the same commit beside them, `*-2.json`, shows which rows repeat.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def repeated(first: Row, second: Row | None) -> list[str]:
     if second is None:
         return []
     found = compare.repeats(first, second)
-    lines = [f"A second run of the same commit, {len(second['rows'])} rows:"]
+    lines = [f"A second run of commit {first['commit'][:10]}, {len(second['rows'])} rows:"]
     for name in dict.fromkeys(name for _, name, *_ in found):
         mine = [(k, a, b, same) for k, n, a, b, same in found if n == name]
         apart = [f"{short(k[0])} {k[1]} T={k[2]} ({b / a - 1:+.1%})" for k, a, b, same in mine if not same]
@@ -125,18 +126,37 @@ def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
     return [f"### {title}", source(receipt), "", *table(rows), ""]
 
 
-def tables() -> str:
-    run, shapes = load("h200-table"), load("h200-shapes")
-    if run is None:
-        raise FileNotFoundError(RECEIPTS / "h200-table.json")
+def race(run: Row, before: Row | None) -> list[str]:
+    """The tables of each routing, with an earlier run's for the rows that this one lacks."""
+    there = {(r["shape"], r["routing"], r["tokens"]) for r in run["rows"]}
     parts: list[str] = []
     for routing in ("uniform", "speculative", "skewed"):
-        parts += section(f"{routing.capitalize()} routing", run, [r for r in run["rows"] if r["routing"] == routing])
-    parts += repeated(run, load("h200-table-2"))
-    if shapes:
-        parts += section("Other shapes, uniform routing", shapes, shapes["rows"])
-        parts += repeated(shapes, load("h200-shapes-2"))
-    parts += ["Not timed:", *failures(run), *(failures(shapes) if shapes else []), ""]
+        title = f"{routing.capitalize()} routing"
+        parts += section(title, run, [r for r in run["rows"] if r["routing"] == routing])
+        rows = [r for r in (before or {"rows": []})["rows"] if r["routing"] == routing]
+        left = [r for r in rows if (r["shape"], r["routing"], r["tokens"]) not in there]
+        if before and left:
+            parts += section(f"{title}, rows that were not timed again", before, left)
+    return parts
+
+
+def tables() -> str:
+    run, before = load("h200-table"), load("h200-table-before")
+    if run is None:
+        raise FileNotFoundError(RECEIPTS / "h200-table.json")
+    parts = [*race(run, before), *repeated(run, load("h200-table-2"))]
+    if before:
+        parts += repeated(before, load("h200-table-before-2"))
+    others = {
+        "Other shapes, uniform routing": load("h200-shapes"),
+        "Beside FlashInfer's SM90 kernel alone, uniform routing": load("h200-flashinfer"),
+    }
+    for title, receipt in others.items():
+        if receipt:
+            parts += section(title, receipt, receipt["rows"])
+        if receipt and title.startswith("Other"):
+            parts += repeated(receipt, load("h200-shapes-2"))
+    parts += ["Not timed:", *failures(run), *(line for r in others.values() if r for line in failures(r)), ""]
     host = {shape: times.get(OURS) for shape, times in run["host_us"].items()}
     parts.append(
         "Host time a call without a graph, bf16, T = 4: "

@@ -232,7 +232,7 @@ def render(document: dict[str, Any]) -> str:
     if document["table"]:
         lines.append(f"table   {files.short(document['table'])}")
     if document["entries"] or document["kept"]:
-        lines.append(f"  {'shape':<15} {'T':>4} {'gate_up':<9} {'down':<9} {'us':>7} {'default':>7}")
+        lines.append(f"  {'shape':<15} {'T':>4} {'gate_up':<11} {'down':<11} {'us':>7} {'default':>7}")
     for row in sorted(
         [*document["entries"], *document["kept"]], key=lambda r: (str(tile_tables.shape_of(r)), r["tokens"])
     ):
@@ -241,7 +241,7 @@ def render(document: dict[str, Any]) -> str:
         us = f"{row.get('us', float('nan')):.1f}" if tuned else ""
         default = f"{row['default_us']:.1f}" if isinstance(row.get("default_us"), (int, float)) else ""
         lines.append(
-            f"  {tile_tables.shape_of(row)!s:<15} {row['tokens']:>4} {tiles[0]:<9} {tiles[1]:<9} {us:>7} {default:>7}"
+            f"  {tile_tables.shape_of(row)!s:<15} {row['tokens']:>4} {tiles[0]:<11} {tiles[1]:<11} {us:>7} {default:>7}"
         )
     lines += [f"missing nothing was measured for {s}" for s in document.get("missing", [])]
     if document.get("problem"):
@@ -255,8 +255,8 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _tile(numbers: Sequence[int]) -> str:
-    rows, width, stages, warps = numbers
-    return f"{rows}x{width}/{stages}/{warps}"
+    rows, width, stages, warps, unroll = numbers
+    return f"{rows}x{width}/{stages}/{warps}/{unroll}"
 
 
 class Bar:

@@ -129,6 +129,28 @@ def test_batch_invariant(tokens, device):
         assert torch.equal(alone[0], together[t])
 
 
+@pytest.mark.parametrize("hidden", [256, 512, 768])
+@pytest.mark.parametrize(("low", "high"), [(119, 124), (90, 128)])
+def test_two_steps_a_pass_change_no_bit(hidden, low, high, device):
+    """Loops of one, two and three passes, which begin elsewhere in K for each 64 rows, and both ranges of scales."""
+    from sglang_sm120.kernels.sm120.mxfp4_moe import tuning
+    from sglang_sm120.kernels.sm120.mxfp4_moe.schedule import Tile
+
+    inter, experts, tokens = 256, 2, 3
+    tensors = random_layer(experts, hidden, inter, hidden + low, device, low, high)
+    x, ids, weights = random_call(tokens, 1, experts, hidden, 8, device)
+    ids[1] = -1
+    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
+    w = moe.prepare_weights(*tensors)
+    assert w.wide_scales == (low < 100)
+    results = []
+    for tile in (Tile(32, 8), Tile(32, 8, unroll=2), Tile(32, 8, 4, 2, unroll=2), Tile(64, 8, warps=2, unroll=2)):
+        with tuning.trying((tile, tile)):
+            results.append(moe.mxfp4_moe(x, w, ids, weights))
+    assert all(torch.equal(y, results[0]) for y in results)
+    assert relative(results[0], want) <= 3e-3
+
+
 @pytest.mark.parametrize("tokens", [50, 90, 150])
 def test_wide_groups_of_sm90(tokens, monkeypatch):
     """Groups of 64, 128 and 256 tokens, two rows' scales a load and one product a step, in the interpreter."""

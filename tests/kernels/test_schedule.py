@@ -36,6 +36,17 @@ def test_there_are_programs_for_every_group(shape, fp8):
             assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
         if work.mxfp8 and not fp8:
             assert plan.gate_up.rows % 64 == 0  # a block of 32 channels lies in one tile
+        assert schedule.may_unroll(plan.gate_up, work.hidden)
+        assert schedule.may_unroll(plan.down, work.inter)
+
+
+@pytest.mark.parametrize(("tokens", "two_warps"), [(1, True), (4, True), (6, False), (64, False)])
+def test_two_warps_on_sm120_while_all_programs_fit(tokens, two_warps):
+    """V4-Flash at TP4: 192 programs of 32 rows a token on 188 SMs of 5."""
+    tile = schedule.plan(schedule.Work(tokens, 6, 256, 4096, 512), 188, False).gate_up
+    assert (tile.warps, tile.unroll) == ((2, 2) if two_warps else (1, 1))
+    odd = schedule.plan(schedule.Work(tokens, 6, 256, 4096 + 128, 512), 188, False).gate_up
+    assert (odd.warps, odd.unroll) == (1, 1)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *ODD])

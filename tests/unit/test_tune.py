@@ -48,7 +48,7 @@ def test_it_measures_and_keeps_a_table_that_launches_use(gpu, table, capsys):
     assert cli.main(["tune", *SHAPES, "--tokens", "1,4"]) == 0
     text = capsys.readouterr().out
     assert "Launches on this machine use this table." in text
-    assert "256,4096,1024,6    4 32x8/4/1" in text
+    assert "256,4096,1024,6    4 32x8/4/1/1" in text
     assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 60
     assert set(tile_tables.read(table, HERE).tiles()) == {(Shape(256, 4096, 1024, 6), t) for t in (1, 4)}
 

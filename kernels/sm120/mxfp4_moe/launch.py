@@ -199,8 +199,7 @@ def _intermediate(routes: int, inter: int, fp8: bool) -> list[Buffer]:
 
 
 def _combine(f: Form, o: Pointer, few: bool, options: dict[str, Any]) -> Step:
-    # With few tokens more and smaller programs save half a microsecond; with 64 they cost a tenth of the layer's time
-    # (benchmarks/NOTES.md, item 12).
+    # With few tokens more and smaller programs save half a microsecond (benchmarks/NOTES.md, item 12).
     width = min(512 if few else 1024, _power_of_two(f.hidden))
     args = (
         o, Pointer("ids", f.ids), Pointer("weights", torch.float32), Pointer("y", torch.bfloat16, f.y_aligned),

@@ -157,7 +157,7 @@ def _down_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:
     if width > 8:
         return _grouped_tile(width, False)
     each = -(-w.hidden // 32) * active / sms
-    if w.inter >= 2048 and has_even_steps(w.inter) and each <= (16 if sm90 else _resident(sm90)):
+    if w.inter >= 2048 and has_even_steps(w.inter) and each <= _resident(sm90):
         return _few_tile(sm90)
     return Tile(_rows(w.hidden, active, sms), width)
 
