@@ -232,7 +232,7 @@ def render(document: dict[str, Any]) -> str:
     if document["table"]:
         lines.append(f"table   {files.short(document['table'])}")
     if document["entries"] or document["kept"]:
-        lines.append(f"  {'shape':<15} {'T':>4} {'gate_up':<11} {'down':<11} {'us':>7} {'default':>7}")
+        lines.append(f"  {'shape':<15} {'T':>4} {'gate_up':<10} {'down':<10} {'us':>7} {'default':>7}")
     for row in sorted(
         [*document["entries"], *document["kept"]], key=lambda r: (str(tile_tables.shape_of(r)), r["tokens"])
     ):
@@ -241,7 +241,7 @@ def render(document: dict[str, Any]) -> str:
         us = f"{row.get('us', float('nan')):.1f}" if tuned else ""
         default = f"{row['default_us']:.1f}" if isinstance(row.get("default_us"), (int, float)) else ""
         lines.append(
-            f"  {tile_tables.shape_of(row)!s:<15} {row['tokens']:>4} {tiles[0]:<11} {tiles[1]:<11} {us:>7} {default:>7}"
+            f"  {tile_tables.shape_of(row)!s:<15} {row['tokens']:>4} {tiles[0]:<10} {tiles[1]:<10} {us:>7} {default:>7}"
         )
     lines += [f"missing nothing was measured for {s}" for s in document.get("missing", [])]
     if document.get("problem"):
