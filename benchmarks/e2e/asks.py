@@ -115,6 +115,20 @@ def flush(url: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
+def sizes(url: str, step: int, most: int, until: float) -> list[dict[str, Any]]:
+    """Prompts of `step`, twice `step`, ... to `most` tokens, one after the other, as far as there is time (monotonic).
+
+    What SGLang's libraries compile for a prefill of a new size they then have.
+    """
+    rows = []
+    for length in range(step, most + 1, step):
+        left = until - time.monotonic()
+        if left < 1:
+            break
+        rows.append(generate(url, prompt(length, 5000 + length), 8, timeout=left) | {"prompt_tokens": length})
+    return rows
+
+
 def load(url: str, at_once: int, count: int, length: int = 32, new: int = 64, timeout: float = 60) -> dict[str, Any]:
     """`count` requests, `at_once` at a time, each sent when an earlier one is answered."""
     start = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asks
 import bench
@@ -20,6 +20,8 @@ OTHER_SEED = 1  # of the weights that a running server is updated to
 # Seconds, generous: a load of each size on one server; an update there and back with questions; a kill.
 LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
 IMPORTS, BETWEEN = 40.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
+PAGE, CHUNK = 256, 2048  # tokens: SGLang's DeepSeek-V4 fills whole pages; `launches.COMMON`'s chunk
+WARM = 15.0  # seconds at most for a prefill of each size, on all servers at once, before the first benchmark
 LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
 
@@ -30,7 +32,7 @@ def has_any(launch: Launch, updates: bool) -> bool:
 
 def seconds(launches: list[Launch], share: float, rounds: int, updates: bool) -> float:
     """About how long all phases take."""
-    total = LOAD * (rounds + 1) * sum(la.loaded for la in launches)
+    total = LOAD * (rounds + 1) * sum(la.loaded for la in launches) + WARM * any(la.bench for la in launches)
     return total + _benches_seconds(_bench_rounds(launches), share) + _closing_seconds(launches, updates)
 
 
@@ -65,17 +67,26 @@ def benches(run: Run, launches: list[Launch], updates: bool) -> None:
     if not rounds:
         return
     until = run.until - _closing_seconds(launches, updates)
-    fixed = _benches_seconds(rounds, 0.0)
-    part = min(1.0, (until - time.monotonic() - fixed) / (_benches_seconds(rounds, run.share) - fixed))
+    fixed = _benches_seconds(rounds, 0.0) + WARM
+    whole = _benches_seconds(rounds, run.share) + WARM
+    part = min(1.0, (until - time.monotonic() - fixed) / (whole - fixed))
     if part < LEAST:
         for launch in todo:
             run.leave_out(launch.name, "serving benchmark: too little time was left")
         return
+    with ThreadPoolExecutor(len(todo)) as pool:
+        for launch, job in [(launch, pool.submit(_warm, run, launch)) for launch in todo]:
+            run.results[launch.name]["sizes"] = job.result()
     for n, turn in enumerate(rounds):
         end = until - _benches_seconds(rounds[n + 1 :], run.share * part)
         with ThreadPoolExecutor(len(turn)) as pool:
             for job in [pool.submit(_bench, run, launch, run.share * part, end) for launch in turn]:
                 job.result()
+
+
+def _warm(run: Run, launch: Launch) -> list[dict[str, Any]]:
+    """A first prefill of each size: a benchmark's own short rehearsal meets a few of them."""
+    return asks.sizes(run.servers[launch.name].url, PAGE, CHUNK, time.monotonic() + WARM)
 
 
 def _bench(run: Run, launch: Launch, share: float, until: float) -> None:

@@ -45,7 +45,7 @@ CLOSING = 12.0  # seconds kept back for stopping and writing
 ENOUGH_TO_RETRY = 130.0
 PATIENCE = 45.0  # for the processes of a server that has ended
 SPARE = 30.0  # before the phases begin
-TO_START = 0.45  # of all time, at least, for starting and asking
+TO_START = 0.4  # of all time, at least, for starting and asking
 GRACE = 0.25  # of the time for the phases, by which a server that they need may be late
 
 

@@ -281,7 +281,10 @@ def test_a_server_of_two_ranks_under_sglangs_benchmark_and_one_rank_killed(tmp_p
     assert python(E2E / "receipt.py", out, receipt).returncode == 0
     server = json.loads(receipt.read_text())["servers"]["tp2-ours-mxfp4"]
     assert [(row["completed"], row["request_rate"]) for row in server["bench"]] == [(24, 8.0)], server["bench_error"]
+    assert [row["prompt_tokens"] for row in server["sizes"]] == list(range(256, 2049, 256))
+    assert all("error" not in row for row in server["sizes"])
     assert server["killed"]["killed"].startswith("sglang::scheduler_TP")
+    assert server["killed"]["status"] == 1
     assert server["killed"]["left"] == []
     assert server["killed"]["requests_failed"] > 0
     assert server["answers"]["aborted"][0]["finished"] == "abort"
