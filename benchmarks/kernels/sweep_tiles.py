@@ -41,13 +41,15 @@ class Variant:
     gate_up: Tile | None = None
     down: Tile | None = None
     groups: str = "plan"
+    many: bool | None = None
 
     @property
     def name(self) -> str:
         def text(t: Tile | None) -> str:
             return "plan" if t is None else ",".join(map(str, dataclasses.astuple(t)))
 
-        return f"{text(self.gate_up)} / {text(self.down)}" + ("" if self.groups == "plan" else f" {self.groups}")
+        product = {None: "", True: " wide", False: " narrow"}[self.many]
+        return f"{text(self.gate_up)} / {text(self.down)}{product}" + f" {self.groups}" * (self.groups != "plan")
 
 
 def few(shape: str, routing: str, counts: tuple[int, ...]) -> tuple[str, str, tuple[int, ...], list[Variant]]:
@@ -95,7 +97,16 @@ def unrolled(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]
     ]
 
 
+def between(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]:
+    """Some tens of routes an expert: several passes of the decode kernel beside one or two of the wide one."""
+    narrow = [Tile(64, 32, 3, 2), Tile(32, 16), Tile(64, 16, 3, 2), Tile(64, 32, 2, 2), Tile(64, 8), Tile(64, 32, 2, 4)]
+    wide = [Tile(128, 32, s, 4, 2) for s in (2, 3, 4)] + [Tile(64, 32, 3, 4, 2), Tile(128, 64, 4, 4, 1)]
+    variants = [Variant(t, t, many=False) for t in narrow] + [Variant(t, t, many=True) for t in wide]
+    return [(shape, "uniform", (512, 1024, 1536), [Variant(), *variants])]
+
+
 SWEEPS = {
+    **{f"between-tp{n}": between(f"v4-flash-tp{n}") for n in (1, 2)},
     **{f"unrolled-tp{n}": unrolled(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
     **{f"chain-tp{n}": chain(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
     "shared-experts": [
@@ -121,7 +132,8 @@ class Forced:
 
     def __call__(self, device: torch.device, work: Work) -> Plan:
         p, v = self.own(device, work), self.variant
-        p = dataclasses.replace(p, gate_up=v.gate_up or p.gate_up, down=v.down or p.down)
+        many = p.many if v.many is None else v.many
+        p = dataclasses.replace(p, gate_up=v.gate_up or p.gate_up, down=v.down or p.down, many=many)
         scan = p.scan and v.groups == "plan"
         groups = work.most_groups(p.gate_up.tokens, scan)
         if v.groups == "exact" and self.exact:
