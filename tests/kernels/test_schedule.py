@@ -36,8 +36,8 @@ def test_there_are_programs_for_every_group(shape, fp8):
             assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
         if work.mxfp8 and not fp8:
             assert plan.gate_up.rows % 64 == 0  # a block of 32 channels lies in one tile
-        assert schedule.may_unroll(plan.gate_up, work.hidden)
-        assert schedule.may_unroll(plan.down, work.inter)
+        assert schedule.may_unroll(plan.gate_up, 2 * work.inter, work.hidden)
+        assert schedule.may_unroll(plan.down, work.hidden, work.inter)
 
 
 @pytest.mark.parametrize(("tokens", "two_warps"), [(1, True), (4, True), (6, False), (64, False)])

@@ -38,6 +38,15 @@ def test_tiles_take_the_place_of_the_default_where_they_may():
     assert tuning._with_tiles(schedule.plan(rounded, 188, False), rounded, tiles) == schedule.plan(rounded, 188, False)
 
 
+@pytest.mark.parametrize("shape", [(4096 + 32, 1024), (4096, 1024 + 128), (256 + 32, 256)])
+def test_two_steps_a_pass_stay_out_where_rows_or_columns_leave_a_rest(shape):
+    """A table may name any shape; what its loop cannot run over would end the launch in the compiler."""
+    work = Work(4, 6, 256, *shape)
+    p = schedule.plan(work, 188, False)
+    one, two = Tile(64, 8), Tile(64, 8, warps=2, unroll=2)
+    assert tuning._with_tiles(p, work, (one, two)) == p
+
+
 @pytest.fixture
 def pretend_gpu(monkeypatch, tmp_path):
     """A CUDA device that only has a name and a size; the home where its table would be."""

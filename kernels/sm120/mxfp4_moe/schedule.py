@@ -124,9 +124,9 @@ def has_even_steps(columns: int) -> bool:
     return columns % 256 == 0
 
 
-def may_unroll(tile: Tile, columns: int) -> bool:
-    """Whether the tile's loop can run over so many columns."""
-    return tile.unroll == 1 or has_even_steps(columns)
+def may_unroll(tile: Tile, rows: int, columns: int) -> bool:
+    """Whether the tile's loop can run over a matrix of this size: two steps a pass have no masks."""
+    return tile.unroll == 1 or (rows % tile.rows == 0 and has_even_steps(columns))
 
 
 def _gate_up_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:

@@ -80,7 +80,9 @@ def _with_tiles(p: Plan, work: Work, tiles: tuple[Tile, Tile]) -> Plan:
     gate_up, down = tiles
     if p.many or work.fp8 or (work.mxfp8 and gate_up.rows < 64):
         return p
-    if not (schedule.may_unroll(gate_up, work.hidden) and schedule.may_unroll(down, work.inter)):
+    if not schedule.may_unroll(gate_up, 2 * work.inter, work.hidden):
+        return p
+    if not schedule.may_unroll(down, work.hidden, work.inter):
         return p
     return dataclasses.replace(p, gate_up=gate_up, down=down, groups=work.most_groups(gate_up.tokens, p.scan))
 
