@@ -46,7 +46,10 @@ BROKEN = {
     "not a number": (table(entries=[GOOD | {"hidden": "4096"}]), "not positive numbers"),
     "a number for a list": (table(entries=[GOOD | {"down": 8}]), "lacks a field: 'down'"),
     "no entry at all": (table(entries=[7]), "lacks a field"),
-    "a tile that is no candidate": (table(entries=[GOOD | {"gate_up": [128, 8, 3, 1, 1]}]), "not one of the candidates"),
+    "a tile that is no candidate": (
+        table(entries=[GOOD | {"gate_up": [128, 8, 3, 1, 1]}]),
+        "not one of the candidates",
+    ),
     "tiles without steps a pass": (
         table(entries=[GOOD | {"gate_up": [32, 8, 3, 1], "down": [64, 8, 2, 1]}]),
         "not one of the candidates",
