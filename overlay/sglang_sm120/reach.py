@@ -86,12 +86,27 @@ def _require_in(made: object, model_config: Any) -> None:
     if made is None or model_config.quantization != _TABLE_NAME:
         return
     concerned = _CONFIGURATIONS.get(sglang_api.expert_kind(model_config))
-    method = inspect.getattr_static(made, _METHOD, None)
     for replacement in patching.REPLACED:
-        if replacement.qualname == concerned and not _reaches(method, replacement.function):
+        if replacement.qualname == concerned and not _calls(made, replacement.function):
             cls = f"{type(made).__module__}.{type(made).__qualname__}"
             fault = f"the model's quantization is configured by {cls}{_plugins(cls)}, whose {_METHOD} does not call "
             raise SystemExit(_refusal(replacement.patch, f"{fault}{replacement}"))
+
+
+def _calls(made: object, function: object) -> bool:
+    """Whether the configuration's method gets to a function, through another configuration that it hands on to too."""
+    method = inspect.getattr_static(made, _METHOD, None)
+    handed_to = _handed_to(made, method or inspect.getattr_static(type(made), "__getattr__", None))
+    return _reaches(method, function) or any(
+        _reaches(inspect.getattr_static(held, _METHOD, None), function) for held in handed_to
+    )
+
+
+def _handed_to(made: object, method: object) -> Iterator[object]:
+    """What the object holds under a name that the method's code has."""
+    code = [thing.__code__ for thing in islice(_behind(method), _LIMIT) if isinstance(thing, FunctionType)]
+    names = set[str]().union(*map(_names, code))
+    yield from (held for name, held in getattr(made, "__dict__", {}).items() if name in names)
 
 
 def _refusal(patch: str, fault: str) -> str:

@@ -199,6 +199,29 @@ class Calling(Fp8Config):
         return super().get_quant_method()
 
 
+class Holding:
+    """Another plugin's, around the one that SGLang would have made."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def get_quant_method(self):
+        return self.inner.get_quant_method()
+
+
+class Standing:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Keeping(Holding):
+    def get_quant_method(self):
+        return "theirs"
+
+
 FP4 = {"nvfp4_moe_meta": None, "is_fp4_experts": True}
 
 
@@ -218,9 +241,12 @@ def patched(monkeypatch):
 def test_a_configuration_of_another_class_ends_the_launch_unless_it_calls_ours(patched):
     for made in (Fp8Config(), Calling(), type("Plain", (Fp8Config,), {})(), None):
         configured(made)
+    for made in (Holding(Fp8Config()), Holding(Calling()), Standing(Fp8Config())):
+        assert made.get_quant_method() == "ours"
+        configured(made)
     of_the_instance = Fp8Config()
     of_the_instance.get_quant_method = lambda: "theirs"
-    for made in (Silent(), of_the_instance, object()):
+    for made in (Silent(), of_the_instance, object(), Keeping(Fp8Config()), Holding(Silent()), Standing(Silent())):
         with pytest.raises(SystemExit, match=r"whose get_quant_method does not call upstream\.Fp8Config") as caught:
             configured(made)
         assert str(caught.value).startswith("sglang-sm120: patch example: the model's quantization is configured by ")
