@@ -65,7 +65,8 @@ def _narrow_shared_expert(given: dict[str, str], server_args: Any) -> list[str]:
     """
     text = sglang_api.model_config(server_args).hf_text_config
     tp = sglang_api.resolved(server_args, "tp_size")
-    columns, rest = divmod(getattr(text, "moe_intermediate_size", 0) * getattr(text, "n_shared_experts", 0), tp)
+    width, experts = (getattr(text, name, None) or 0 for name in ("moe_intermediate_size", "n_shared_experts"))
+    columns, rest = divmod(width * experts, tp)
     block = (sglang_api.quantization_block(server_args) or (128, 128))[0]
     if rest or columns % block == 0 or _keeps_shared_expert(given, server_args):  # SGLang names a rest itself
         return []

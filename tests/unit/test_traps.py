@@ -1,0 +1,33 @@
+"""What makes SGLang stop while it makes the layers, foreseen from the flags and the configuration."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_sm120 import sglang_api, traps
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """The faults of a launch with this `moe_intermediate_size`, `n_shared_experts` and `--tp`."""
+
+    def found(width, experts, tp, variables=None, **flags):
+        text = SimpleNamespace(moe_intermediate_size=width, n_shared_experts=experts)
+        monkeypatch.setattr(sglang_api, "model_config", lambda _args: SimpleNamespace(hf_text_config=text))
+        monkeypatch.setattr(sglang_api, "quantization_block", lambda _args: (128, 128))
+        monkeypatch.setattr(sglang_api, "resolved", lambda _args, field: ({"tp_size": tp} | flags).get(field))
+        return traps.faults(variables or {}, None)
+
+    return found
+
+
+def test_a_shared_expert_cut_narrower_than_its_block(faults):
+    assert "192 columns at --tp 16" in faults(3072, 1, 16)[0]
+    assert faults(3072, 1, 8) == []
+    assert faults(3072, 1, 16, {"SGLANG_SHARED_EXPERT_TP1": "1"}) == []
+    assert faults(3072, 1, 16, moe_a2a_backend="deepep") == []
+
+
+def test_a_configuration_that_names_no_shared_expert_has_none(faults):
+    """SGLang takes null and 0 for none."""
+    assert faults(3072, None, 16) == faults(3072, 0, 16) == []
