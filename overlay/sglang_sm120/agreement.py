@@ -29,7 +29,7 @@ _asked = False
 
 def facts() -> dict[str, str]:
     """What must be the same on every rank, by the names that a message gives it."""
-    found = {"sglang-sm120": __version__, "SGLang": str(releases.installed())}
+    found = {"sglang-sm120": __version__, "SGLang": releases.base(str(releases.installed()))}
     found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in (ACTIVATION, DRAFT_MOE)}
     return found | {f"patch {state.name}": str(state.status) for state in patching.STATES.values()}
 

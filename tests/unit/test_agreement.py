@@ -79,6 +79,16 @@ def test_settings_and_patches_are_what_is_compared(monkeypatch):
     assert found["patch a"] == "applied"
 
 
+def test_builds_of_one_release_for_two_cuda_versions_agree(store, monkeypatch):
+    """Patches take them for the same, and hosts may have other drivers."""
+    lines = {}
+    for rank, version in enumerate(("0.5.23", "0.5.23+cu130", "0.5.22")):
+        monkeypatch.setattr(agreement.releases, "installed", lambda version=version: version)
+        lines[rank] = agreement.facts()
+    assert ask(store, {0: lines[0], 1: lines[1]}) == {0: None, 1: None}
+    assert ask(store, {0: lines[0], 2: lines[2]})[0].startswith("SGLang is 0.5.23 on rank 0 and 0.5.22 on rank 2")
+
+
 @pytest.mark.sglang
 def test_a_rank_alone_asks_nobody(monkeypatch):
     """Nor does it touch the store, which may be a file that is gone."""
