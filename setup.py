@@ -20,7 +20,7 @@ class BuildFromNothing(build_py):
 
     def run(self):
         earlier = Path(self.build_lib) / PACKAGE.name
-        if earlier.is_dir() and not self.editable_mode:
+        if earlier.is_dir() and not self.editable_mode and not earlier.samefile(PACKAGE):  # the sources themselves
             shutil.rmtree(earlier)
         super().run()
 
