@@ -80,7 +80,7 @@ def test_something_else_under_a_checkpoints_name_is_refused(tmp_path):
 
 
 def test_the_phases_of_a_run_fit(e2e):
-    """Beside the share of 560 s for starting and asking; servers of two GPUs are measured alone, the others in pairs."""
+    """Beside the time for starting and asking; servers of two GPUs are measured alone, the others in pairs."""
     phases, launches, run = e2e("phases"), e2e("launches"), e2e("run")
     for groups, rounds in (({"two-gpus"}, [1, 1]), ({"load", "kinds"}, [2])):
         chosen = [launch for launch in launches.LAUNCHES if launch.group in groups]
