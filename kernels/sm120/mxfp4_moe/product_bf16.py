@@ -109,44 +109,39 @@ def accumulate(
     tl.static_assert(UNROLL == 1 or (UNROLL == 2 and not MASKED and STEPS % 2 == 0))
     # Programs of one group read the same activations. Each 64 rows begin elsewhere in K, or all would ask the same
     # slices of L2 for the same lines at the same time: with two tokens that costs a third of the layer's time on an
-    # H200, and half as many beginnings a tenth with 256 (benchmarks/NOTES.md). The order of additions depends on the
-    # row alone.
+    # H200 (benchmarks/NOTES.md). The order of additions depends on the row alone.
     step = tile * BN // 64 % max(STEPS, 1)
     w_offs += step * (SB * 1024)
     s_offs += step * (SB * 32)
     x_ptrs += step * (SB * 64)
     for _ in tl.range(0, STEPS // UNROLL, num_stages=STAGES):
-        if MASKED:
-            inside = step * SB + batch < SUPERBLOCKS
-            w_mask = inside[:, None] & (row < N)[None, :]
-            x_mask = inside[:, None, None] & valid[None, None, :]
-            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], w_mask[:, :, None], True, WIDE, ASM)
-            pair = tl.load(s_ptr + s_offs, mask=w_mask, other=0).to(tl.int32)
-        else:
-            x_mask = valid[None, None, :]
-            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
-            if UNROLL == 1:
-                pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        for u in tl.static_range(UNROLL):
+            if MASKED:
+                inside = step * SB + batch < SUPERBLOCKS
+                w_mask = inside[:, None] & (row < N)[None, :]
+                x_mask = inside[:, None, None] & valid[None, None, :]
+                lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], w_mask[:, :, None], True, WIDE, ASM)
+                pair = tl.load(s_ptr + s_offs, mask=w_mask, other=0).to(tl.int32)
             else:
-                # One load for both steps' scales: half of one would be two bytes a thread with two warps, and
-                # cp.async's least is four.
-                both = tl.arange(0, 2 * SB)
-                following = tl.where(step == STEPS - 1, 0, step + 1)
-                place = both % SB * 32 + tl.where(both < SB, step, following) * (SB * 32)
-                pairs = tl.load(s_ptr + s_row + tl.multiple_of(place, [32])[:, None]).to(tl.int32)
-                pair, next_pair = tl.split(tl.permute(tl.reshape(pairs, (2, SB, BN)), (1, 2, 0)))
-        acc = _add_step(acc, lo, hi, pair, x_ptrs, x_mask, IN, WIDE, ASM)
-        onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
-        step += onward
-        w_offs += onward * (SB * 1024)
-        s_offs += onward * (SB * 32)
-        x_ptrs += onward * (SB * 64)
-        if UNROLL == 2:
-            lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
-            acc = _add_step(acc, lo, hi, next_pair, x_ptrs, x_mask, IN, WIDE, ASM)
+                x_mask = valid[None, None, :]
+                lo, hi = _codes(w_ptr, w_offs, byte[None, None, :], None, False, WIDE, ASM)
+                if UNROLL == 1:
+                    pair = tl.load(s_ptr + s_offs).to(tl.int32)
+                elif u == 0:
+                    # One load for both steps' scales: half of one would be two bytes a thread with two warps, and
+                    # cp.async's least is four.
+                    both = tl.arange(0, 2 * SB)
+                    following = tl.where(step == STEPS - 1, 0, step + 1)
+                    place = both % SB * 32 + tl.where(both < SB, step, following) * (SB * 32)
+                    pairs = tl.load(s_ptr + s_row + tl.multiple_of(place, [32])[:, None]).to(tl.int32)
+                    pair, next_pair = tl.split(tl.permute(tl.reshape(pairs, (2, SB, BN)), (1, 2, 0)))
+                else:
+                    pair = next_pair
+            acc = _add_step(acc, lo, hi, pair, x_ptrs, x_mask, IN, WIDE, ASM)
             onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
             step += onward
             w_offs += onward * (SB * 1024)
+            s_offs += onward * (SB * 32)
             x_ptrs += onward * (SB * 64)
     if K % 64 != 0:
         acc = _last_block(acc, w_ptr, s_ptr, x_rows, row, valid, N, K, SB, IN, WIDE, ASM)
