@@ -152,10 +152,10 @@ def _with(table: Table, row: dict[str, Any]) -> Table:
 
 
 def _candidates(shape: Shape, tokens: int) -> Iterator[Tile]:
-    """Wider groups only make sense with more routes an expert; two steps a pass need an even number of steps."""
+    """Those that may be either product's. Wider groups only make sense with more routes an expert."""
     narrow = tokens * shape.top_k <= 8 * shape.experts
-    even = schedule.has_even_steps(shape.hidden) and schedule.has_even_steps(shape.inter)
-    return (t for t in tuning.CANDIDATES if (t.tokens == 8 or not narrow) and (t.unroll == 1 or even))
+    tiles = (t for t in tuning.CANDIDATES if t.tokens == 8 or not narrow)
+    return (t for t in tiles if tuning.may_unroll((t, t), shape.hidden, shape.inter))
 
 
 def covers(device: torch.device, shape: Shape, tokens: int) -> bool:

@@ -153,6 +153,15 @@ def test_the_search_keeps_the_fastest_and_resumes(tmp_path):
     assert len(again.entries) == 3
 
 
+def test_only_tiles_that_may_run_are_tried():
+    """Two steps a pass need whole row tiles and an even number of steps; 288 is no multiple of 64, nor of 256."""
+    for shape, two_steps in ((Shape(16, 256, 288, 4), 0), (Shape(16, 288, 256, 4), 0), (Shape(16, 256, 256, 4), 9)):
+        timer = FakeGpu()
+        searched(timer, [(shape, 4)])
+        tried = {tile for _, tiles, _ in timer.asked if tiles for tile in tiles}
+        assert sum(tile.unroll == 2 for tile in tried) == two_steps
+
+
 def test_noise_is_no_gain():
     """Eighteen and more candidates that are all as fast as the default: the luckiest must not get into the table."""
     timer = FakeGpu(gain=0.0, noise=0.05)

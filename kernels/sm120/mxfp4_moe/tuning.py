@@ -80,11 +80,15 @@ def _with_tiles(p: Plan, work: Work, tiles: tuple[Tile, Tile]) -> Plan:
     gate_up, down = tiles
     if p.many or work.fp8 or (work.mxfp8 and gate_up.rows < 64):
         return p
-    if not schedule.may_unroll(gate_up, 2 * work.inter, work.hidden):
-        return p
-    if not schedule.may_unroll(down, work.hidden, work.inter):
+    if not may_unroll(tiles, work.hidden, work.inter):
         return p
     return dataclasses.replace(p, gate_up=gate_up, down=down, groups=work.most_groups(gate_up.tokens, p.scan))
+
+
+def may_unroll(tiles: tuple[Tile, Tile], hidden: int, inter: int) -> bool:
+    """Whether the loops of both products can run over matrices of these sizes."""
+    gate_up, down = tiles
+    return schedule.may_unroll(gate_up, 2 * inter, hidden) and schedule.may_unroll(down, hidden, inter)
 
 
 @functools.cache
