@@ -30,6 +30,10 @@ PEERS = {  # contestant -> column
 TARGETS = {  # tokens up to: (times the best peer, fraction of the floor at TP1)
     1: (1.6, 0.50), 4: (1.35, 0.62), 64: (1.15, 0.70), 256: (1.10, 0.70), 8192: (1.0, None),
 }  # fmt: skip
+OTHERS = {  # receipt -> title
+    "h200-shapes": "Other shapes, uniform routing",
+    "h200-flashinfer": "Beside FlashInfer's SM90 kernel alone, uniform routing",
+}
 NAMES = {"v4-flash": "", "v4-pro": "V4-Pro ", "v4.1-flash": "V4.1-Flash "}
 Row = dict[str, Any]
 
@@ -144,19 +148,14 @@ def tables() -> str:
     run, before = load("h200-table"), load("h200-table-before")
     if run is None:
         raise FileNotFoundError(RECEIPTS / "h200-table.json")
-    parts = [*race(run, before), *repeated(run, load("h200-table-2"))]
-    if before:
-        parts += repeated(before, load("h200-table-before-2"))
-    others = {
-        "Other shapes, uniform routing": load("h200-shapes"),
-        "Beside FlashInfer's SM90 kernel alone, uniform routing": load("h200-flashinfer"),
-    }
-    for title, receipt in others.items():
-        if receipt:
-            parts += section(title, receipt, receipt["rows"])
-        if receipt and title.startswith("Other"):
-            parts += repeated(receipt, load("h200-shapes-2"))
-    parts += ["Not timed:", *failures(run), *(line for r in others.values() if r for line in failures(r)), ""]
+    parts, not_timed = race(run, before), failures(run)
+    for name, receipt in (("h200-table", run), ("h200-table-before", before)):
+        parts += repeated(receipt, load(f"{name}-2")) if receipt else []
+    for name, title in OTHERS.items():
+        if (receipt := load(name)) is not None:
+            parts += [*section(title, receipt, receipt["rows"]), *repeated(receipt, load(f"{name}-2"))]
+            not_timed += failures(receipt)
+    parts += ["Not timed:", *not_timed, ""]
     host = {shape: times.get(OURS) for shape, times in run["host_us"].items()}
     parts.append(
         "Host time a call without a graph, bf16, T = 4: "
