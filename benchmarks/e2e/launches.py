@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Small pools, so that several servers fit on one GPU.
+CHUNK = 2048  # tokens of a prefill
 COMMON = ("--context-length", "8192", "--max-total-tokens", "65536")
-COMMON += ("--mem-fraction-static", "0.4", "--max-running-requests", "64", "--chunked-prefill-size", "2048")
+COMMON += ("--mem-fraction-static", "0.4", "--max-running-requests", "64", "--chunked-prefill-size", str(CHUNK))
 COMMON += ("--watchdog-timeout", "1200", "--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64")
 
 

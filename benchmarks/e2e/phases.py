@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asks
 import bench
 import faults
-from launches import Launch
+from launches import CHUNK, Launch
 
 if TYPE_CHECKING:
     from run import Run
@@ -20,7 +20,7 @@ OTHER_SEED = 1  # of the weights that a running server is updated to
 # Seconds, generous: a load of each size on one server; an update there and back with questions; a kill.
 LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
 IMPORTS, BETWEEN = 40.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
-PAGE, CHUNK = 256, 2048  # tokens: SGLang's DeepSeek-V4 fills whole pages; `launches.COMMON`'s chunk
+PAGE = 256  # tokens: SGLang's DeepSeek-V4 fills whole pages
 WARM = 15.0  # seconds at most for a prefill of each size, on all servers at once, before the first benchmark
 LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
@@ -67,9 +67,8 @@ def benches(run: Run, launches: list[Launch], updates: bool) -> None:
     if not rounds:
         return
     until = run.until - _closing_seconds(launches, updates)
-    fixed = _benches_seconds(rounds, 0.0) + WARM
-    whole = _benches_seconds(rounds, run.share) + WARM
-    part = min(1.0, (until - time.monotonic() - fixed) / (whole - fixed))
+    fixed = _benches_seconds(rounds, 0.0)
+    part = min(1.0, (until - time.monotonic() - WARM - fixed) / (_benches_seconds(rounds, run.share) - fixed))
     if part < LEAST:
         for launch in todo:
             run.leave_out(launch.name, "serving benchmark: too little time was left")
