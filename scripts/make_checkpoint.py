@@ -1,10 +1,11 @@
 """Write a random DeepSeek-V4 checkpoint that SGLang serves: real widths, few layers, with its draft.
 
-    python scripts/make_checkpoint.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers 3]
+    python scripts/make_checkpoint.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
                                       [--experts 32] [--small] [--seed 0]
 
 Every tensor of the published layout is there, so SGLang's own loader and its checks run on it. The same arguments give
-the same bytes, whatever the number of threads. Beside this package only numpy is needed.
+the same bytes, whatever the number of threads. Beside this package only numpy is needed. Without `--layers` there are
+three, with `--small` two, with a DSpark draft four.
 
 * All kinds hold the same numbers: e2m1 codes times one of two powers of two for 32 of them. `hybrid-nvfp4` has each
   scale twice (16 values a scale) in e4m3; `fp8` has the products in e4m3, one scale for 128x128 of them. So servers of
@@ -36,6 +37,9 @@ SUCCESSOR = 7919  # the head's row of token t's embedding is t + this, modulo th
 # Logit that the Markov head gives a successor. The head's logits have deviation 1.3, so their maximum over 16384 tokens
 # that are no successor is about 5.
 MARKOV_LOGIT = 8.0
+# With DSpark SGLang first selects target layers by DFlash's rule, which fewer have no room for, and only then takes
+# those that the checkpoint lists.
+DSPARK_LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,19 @@ def write(directory: Path, shape: Shape, threads: int = 8) -> Path:
     return write_tensors(directory, shape, shards(shape), threads)
 
 
+def served_layers(draft: str, layers: int | None) -> int | None:
+    """Layers with which SGLang serves that draft: those asked for, or None for the shape's own.
+
+    Raises:
+        ValueError: it would end on so few.
+    """
+    if draft != "dspark":
+        return layers
+    if layers is not None and layers < DSPARK_LAYERS:
+        raise ValueError(f"layers is {layers}; expected at least {DSPARK_LAYERS} with a dspark draft")
+    return layers or DSPARK_LAYERS
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,6 +205,7 @@ def main() -> int:
     a = vars(parser.parse_args())
     out, threads, shape = a.pop("out"), a.pop("threads"), SMALL if a.pop("small") else Shape()
     try:
+        a["layers"] = served_layers(a["draft"], a["layers"])
         shape = replace(shape, **{k: v for k, v in a.items() if v is not None})
         directory = write(out, shape, threads)
     except (ValueError, OSError) as error:

@@ -89,6 +89,22 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_of_one_line(tmp_path, s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("layers", [(), ("--layers", 3), ("--layers", 5)])
+def test_a_dspark_checkpoint_has_the_layers_that_sglang_asks_for(tmp_path, layers):
+    """SGLang ends on fewer than four: "DFlash layer selection requires num_target_layers >= 4"."""
+    out = tmp_path / "out"
+    done = python(ROOT / "scripts" / "make_checkpoint.py", out, "--small", "--draft", "dspark", *layers)
+    if 3 in layers:
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].endswith("layers is 3; expected at least 4 with a dspark draft")
+        assert not out.exists()
+        return
+    assert done.returncode == 0, done.stderr
+    config = json.loads((out / "config.json").read_text())
+    assert config["num_hidden_layers"] == (5 if layers else 4)
+    assert config["dspark_target_layer_ids"] == list(range(config["num_hidden_layers"]))[-3:]
+
+
 def e4m3(codes):
     """Values of e4m3 codes that are neither NaN nor subnormal."""
     codes = codes.astype(int)
@@ -204,7 +220,8 @@ def test_other_formats_and_dspark_beside_another_run(tmp_path):
     assert servers["stock-hybrid-dspark"]["said"].startswith("ImportError: cannot import name 'flashinfer_mxfp8_quanti")
     assert servers["ours-fp8"]["outcome_after_requests"] == "serves"
     assert servers["ours-hybrid-dspark"]["outcome_after_requests"] == "serves"
-    assert json.loads((models / "hybrid-nvfp4-dspark-0" / "config.json").read_text())["dspark_block_size"] == 5
+    dspark = json.loads((models / "hybrid-nvfp4-dspark-0" / "config.json").read_text())
+    assert (dspark["dspark_block_size"], dspark["num_hidden_layers"]) == (5, 4)
     assert document["left_out"] == {}
 
 
