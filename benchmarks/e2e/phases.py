@@ -21,7 +21,9 @@ OTHER_SEED = 1  # of the weights that a running server is updated to
 LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
 IMPORTS, BETWEEN = 40.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
 PAGE = 256  # tokens: SGLang's DeepSeek-V4 fills whole pages
-WARM = 15.0  # seconds at most for a prefill of each size, on all servers at once, before the first benchmark
+# Seconds at most for a prefill of each size, on all servers at once, before the first benchmark. SGLang compiles for
+# several of them, for 10 to 16 s each where no cache has it.
+WARM = 60.0
 LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
 
@@ -68,14 +70,17 @@ def benches(run: Run, launches: list[Launch], updates: bool) -> None:
         return
     until = run.until - _closing_seconds(launches, updates)
     fixed = _benches_seconds(rounds, 0.0)
-    part = min(1.0, (until - time.monotonic() - WARM - fixed) / (_benches_seconds(rounds, run.share) - fixed))
-    if part < LEAST:
+    rated = _benches_seconds(rounds, run.share) - fixed
+    # The first prefills have what the shortest benchmarks leave; what they do not need is the benchmarks'.
+    spare = until - time.monotonic() - fixed - LEAST * rated
+    if spare < 0:
         for launch in todo:
             run.leave_out(launch.name, "serving benchmark: too little time was left")
         return
+    warm_until = time.monotonic() + min(WARM, spare)
     with ThreadPoolExecutor(len(todo)) as pool:
-        for launch, job in [(launch, pool.submit(_warm, run, launch)) for launch in todo]:
-            run.results[launch.name]["sizes"] = job.result()
+        list(pool.map(lambda launch: _warm(run, launch, warm_until), todo))
+    part = min(1.0, (until - time.monotonic() - fixed) / rated)
     for n, turn in enumerate(rounds):
         end = until - _benches_seconds(rounds[n + 1 :], run.share * part)
         with ThreadPoolExecutor(len(turn)) as pool:
@@ -83,9 +88,14 @@ def benches(run: Run, launches: list[Launch], updates: bool) -> None:
                 job.result()
 
 
-def _warm(run: Run, launch: Launch) -> list[dict[str, Any]]:
+def _warm(run: Run, launch: Launch, until: float) -> None:
     """A first prefill of each size: a benchmark's own short rehearsal meets a few of them."""
-    return asks.sizes(run.servers[launch.name].url, PAGE, CHUNK, time.monotonic() + WARM)
+    rows = asks.sizes(run.servers[launch.name].url, PAGE, CHUNK, until)
+    run.results[launch.name]["sizes"] = rows
+    answered = [row["prompt_tokens"] for row in rows if "error" not in row]
+    missed = ", ".join(str(length) for length in range(PAGE, CHUNK + 1, PAGE) if length not in answered)
+    if missed:
+        run.leave_out(launch.name, f"first prefills of {missed} tokens: the serving benchmark may have met compilations")
 
 
 def _bench(run: Run, launch: Launch, share: float, until: float) -> None:
