@@ -82,8 +82,9 @@ def section(name: str, receipt: dict[str, Any]) -> list[str]:
     lines += ["### What became of each server", ""]
     lines += table(("server", "what it is", "outcome"), [(f"`{n}`", s["says"], outcome(s)) for n, s in servers.items()])
     lines += [""]
+    traces: dict[tuple[str, ...], str] = {}
     for name, server in servers.items():
-        lines += story(name, server, common)
+        lines += story(name, server, common, traces)
     lines += answers(servers) + strains(servers) + comparisons(receipt["comparisons"]) + verified(servers)
     lines += loads(servers) + benches(servers) + kills(servers) + updates(servers)
     lines += left_out(receipt.get("left_out", {}))
@@ -104,12 +105,17 @@ def outcome(server: dict[str, Any]) -> str:
     return f"{became}{status} after {server.get('seconds', '?')} s ({server['weights']} weights){said}{left}"
 
 
-def story(name: str, server: dict[str, Any], common: str) -> list[str]:
-    """Environment, flags beyond the common ones, and telling log lines."""
+def story(name: str, server: dict[str, Any], common: str, traces: dict[tuple[str, ...], str]) -> list[str]:
+    """Environment, flags beyond the common ones, and telling log lines; a trace as that of another server once."""
     seen = {"CUDA_VISIBLE_DEVICES": server["gpus"]} if "gpus" in server else {}
     env = " ".join(f"{k}={v}" for k, v in (seen | server["env"]).items())
     flags = " ".join(server["command"]).replace(common, "…")
-    return [f"`{name}`:", "", "```", f"{env} {flags}".strip(), *server["log"], "```", ""]
+    log = server["log"]
+    begin = next((i for i, line in enumerate(log) if line.startswith("  File ")), len(log))
+    first = traces.setdefault(tuple(log[begin:]), name)
+    if first != name and log[begin:]:
+        log = [*log[:begin], f"... as {first}: {log[-1]}"]
+    return [f"`{name}`:", "", "```", f"{env} {flags}".strip(), *log, "```", ""]
 
 
 def answers(servers: dict[str, Any]) -> list[str]:
@@ -167,7 +173,9 @@ def strains(servers: dict[str, Any]) -> list[str]:
 def agreement(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
     """How many of the prompts that both lists have got the same tokens."""
     pairs = [(a, b) for a, b in zip(one, other, strict=False) if "ids" in a and "ids" in b]
-    return f"{sum(a['ids'] == b['ids'] for a, b in pairs)} of {len(pairs)}" if pairs else "not asked"
+    if not pairs:
+        return "not answered" if one and other else "not asked"
+    return f"{sum(a['ids'] == b['ids'] for a, b in pairs)} of {len(pairs)}"
 
 
 def comparisons(found: dict[str, Any]) -> list[str]:
@@ -234,17 +242,18 @@ def benches(servers: dict[str, Any]) -> list[str]:
                 (
                     f"`{name}`", run["request_rate"], f"{run['completed']} of {run['requests']}",
                     f"{run['duration']:.0f}", f"{run['output_throughput']:.0f}", f"{run['concurrency']:.1f}",
-                    *(f"{t:.1f}" for t in times),
+                    *(f"{t:.1f}" for t in times), f"{run['accept_length']:.3f}" if run["accept_length"] else "",
                 )
             )  # fmt: skip
     if not rows:
         return []
     head = ("server", "requests/s", "completed", "in s", "output tokens/s", "in flight", "TTFT median ms", "p99")
-    head += ("TPOT median ms", "p99", "end to end median ms", "p99")
+    head += ("TPOT median ms", "p99", "end to end median ms", "p99", "accept length")
     intro = (
         f"Requests of random ids arrive at random times, so many a second on average; {int(INPUT * RANGE)} to {INPUT} "
         f"tokens in, {int(OUTPUT * RANGE)} to {OUTPUT} out, the same for all servers. TTFT: until the first token; "
-        "TPOT: from token to token after it."
+        "TPOT: from token to token after it. Accept length: SGLang's own mean over all that the server has answered "
+        "since its start or its last emptied cache, so over many more tokens than the eight prompts above."
     )
     return ["### `sglang.bench_serving`", "", intro, "", *table(head, sorted(rows, key=lambda row: row[1])), ""]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import asks
 import bench
@@ -95,7 +95,8 @@ def _warm(run: Run, launch: Launch, until: float) -> None:
     answered = [row["prompt_tokens"] for row in rows if "error" not in row]
     missed = ", ".join(str(length) for length in range(PAGE, CHUNK + 1, PAGE) if length not in answered)
     if missed:
-        run.leave_out(launch.name, f"first prefills of {missed} tokens: the serving benchmark may have met compilations")
+        what = f"first prefills of {missed} tokens: the serving benchmark may have met compilations"
+        run.leave_out(launch.name, what)
 
 
 def _bench(run: Run, launch: Launch, share: float, until: float) -> None:

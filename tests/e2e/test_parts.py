@@ -167,6 +167,7 @@ def test_first_prefills_that_compile_for_long_leave_time_for_the_benchmark(e2e, 
 
 BENCH = dict.fromkeys(("request_rate", "completed", "requests", "duration", "output_throughput", "concurrency"), 1.0)
 BENCH |= {f"{p}_{what}_ms": 2.5 for what in ("ttft", "tpot", "e2e_latency") for p in ("median", "p99")}
+BENCH["accept_length"] = 1.88849
 
 
 def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_left_out(e2e, tmp_path):
@@ -186,16 +187,24 @@ def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_lef
     servers["stock"]["killed"] = {"error": "no scheduler process was found"}
     servers["slow"] = server | {"killed": servers["ours"]["killed"] | {"ended_after_s": 27.0, "status": None}}
     asked = {"alone": [{"ids": [1]}], "long": [{"ids": [1]}], "many": [{"ids": [1]}]}
+    asked["logprobs"] = [{"error": "refused"}]
     servers["slow"]["answers"] = asked
+    servers["ours"]["log"] = ["read", '  File "a.py", line 1', "    x", "ValueError: 3"]
+    servers["slow"]["log"] = ["read too", *servers["ours"]["log"][1:]]
     about = {"versions": {}, "gpu": "2 x a GPU", "commit": "0" * 40, "date": "2026-01-01", "common_flags": ["--all"]}
     about |= {"servers": servers, "comparisons": {}, "notes": [], "left_out": {"ours": ["a question", "an update"]}}
     (tmp_path / "a.json").write_text(json.dumps(about))
     lines = e2e("document").render(tmp_path).splitlines()
     rates = [line.split(" | ")[:2] for line in lines if " | 2.5 | " in line]
     assert rates == [["| `stock`", "4.0"], ["| `ours`", "4.0"], ["| `stock`", "8.0"], ["| `ours`", "8.0"]]
+    measured = [line for line in lines if " | 2.5 | " in line]
+    assert all(line.endswith(" | 2.5 | 1.888 |") for line in measured)
     assert "| `ours` | a question; an update |" in lines
     assert "| `ours` | scheduler | 3.0 | signal 9 | 20 | 44 | nothing |" in lines
     assert "| `slow` | scheduler | not within 27.0 | still running | 20 | 44 | nothing |" in lines
     assert "| `slow` | not asked | 1 of 1 | not asked | not asked | not asked |" in lines
+    assert "| `slow` | 4, 1 errors | not asked | not answered | not asked |  |" in lines
     assert "`stock`: no scheduler process was found." in lines
     assert "CUDA_VISIBLE_DEVICES=2 python …" in lines
+    assert lines.count('  File "a.py", line 1') == 1
+    assert lines[lines.index("read too") + 1] == "... as ours: ValueError: 3"
