@@ -63,6 +63,7 @@ def tiles() -> list[dict[str, Any]]:
 
 
 def compile_tile(config: dict[str, Any], arch: int) -> Any:
+    """A kernel of `tiles` for sm_90a, sm_120a or sm_121a."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -73,8 +74,8 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
         "SB": tile.superblocks, "UNROLL": tile.unroll, "STAGES": tile.stages, "SCAN": config["scan"],
-        "MANY": config["many"], "KEEP": False, "WIDE": False, "ASM": True, "PDL": True, "FP8": fp8,
-        "TOP_K": config["top_k"], "QUANT": fp8,
+        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "WIDE": False, "ASM": True, "PDL": True,
+        "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
     types = {

@@ -183,8 +183,8 @@ def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", choices=PROFILES, help="a set of rows, instead of the next three")
-    parser.add_argument("--shapes", default="v4-flash-tp1,v4-flash-tp2,v4-flash-tp4", help="or: all")
+    parser.add_argument("--rows", choices=PROFILES, help="a set of rows, of which --shapes picks those of its shapes")
+    parser.add_argument("--shapes", help="or: all; default: all of --rows, else V4-Flash at TP1, TP2 and TP4")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--routings", default=",".join(workload.ROUTINGS))
     parser.add_argument("--contestants", default=",".join(n for n, c in CONTESTANTS.items() if c.default))
@@ -196,14 +196,23 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def rows_asked(options: argparse.Namespace) -> list[Row]:
+    """Raises SystemExit for a shape that there is not."""
+    shapes = None if options.shapes in (None, "all") else options.shapes.split(",")
+    for shape in shapes or ():
+        if shape not in workload.SHAPES:
+            raise SystemExit(f"--shapes names {shape!r}, expected some of {', '.join(workload.SHAPES)}")
+    if options.rows:
+        return [row for row in PROFILES[options.rows] if shapes is None or row[0] in shapes]
+    chosen = shapes or (list(workload.SHAPES) if options.shapes else list(V4_FLASH[:3]))
+    return rows_of(chosen, options.routings.split(","), [int(t) for t in options.tokens.split(",")])
+
+
 def main() -> int:
     options, begun = parsed(), time.time()
     options.deadline = begun + options.budget
     names = options.contestants.split(",")
-    shapes = list(workload.SHAPES) if options.shapes == "all" else options.shapes.split(",")
-    rows = PROFILES.get(options.rows) or rows_of(
-        shapes, options.routings.split(","), [int(t) for t in options.tokens.split(",")]
-    )
+    rows = rows_asked(options)
     receipt: dict[str, Any] = {
         "schema": 2, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": triton.__version__, "python": platform.python_version(), "command": [Path(a).name for a in sys.argv],

@@ -105,9 +105,30 @@ def between(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]
     return [(shape, "uniform", (512, 1024, 1536), [Variant(), *variants])]
 
 
+def wgmma(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]:
+    """SM90's product for many tokens: group widths on both sides of their bounds, beside the decode kernel's."""
+    few = [(128, 3, 4, 1), (128, 4, 4, 1), (128, 5, 4, 1), (128, 3, 4, 2), (64, 4, 4, 2)]
+    tiles = {
+        16: [(128, 4, 4, 1), (128, 4, 4, 2), (64, 4, 4, 2)],
+        32: [*few, (128, 4, 4, 2)],
+        64: [*few, (64, 4, 4, 1), (256, 3, 8, 1)],
+        128: [*few[:2], (128, 3, 8, 1), (128, 3, 8, 2), (64, 3, 4, 1), (64, 4, 4, 1), (64, 3, 4, 2), (256, 3, 8, 1)],
+        256: [(128, 3, 8, 1), (128, 4, 8, 1), (64, 3, 4, 1), (64, 4, 4, 1)],
+    }
+    narrow = [Variant(t, t, many=False) for t in (Tile(64, 32, 2, 2), Tile(64, 16, 3, 2))]
+
+    def of(*widths: int) -> list[Variant]:
+        found = [Tile(r, width, s, w, b) for width in widths for r, s, w, b in tiles[width]]
+        return [*narrow, Variant(), *(Variant(t, t, many=True) for t in found)]
+
+    counts = ((512,), (16, 32)), ((1024,), (16, 32, 64)), ((1536, 2048), (32, 64, 128)), ((4096, 8192), (64, 128, 256))
+    return [(shape, "uniform", tokens, of(*widths)) for tokens, widths in counts]
+
+
 SWEEPS = {
     **{f"between-tp{n}": between(f"v4-flash-tp{n}") for n in (1, 2)},
     **{f"unrolled-tp{n}": unrolled(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
+    **{f"wgmma-tp{n}": wgmma(f"v4-flash-tp{n}") for n in (1, 2)},
     **{f"chain-tp{n}": chain(f"v4-flash-tp{n}") for n in (1, 2, 4, 8)},
     "shared-experts": [
         few("v4-flash-tp1", "speculative", (2, 4)),
@@ -247,7 +268,7 @@ def main() -> int:
             head = {"shape": shape, "routing": routing, "tokens": tokens, "bytes_floor_us": round(floor, 2)}
             receipt["rows"] += [head | r for r in rows]
             order = sorted(rows, key=lambda r: statistics.median(r["raw"]))
-            shown = [r for r in rows if "plan" in r["variant"]] + [r for r in order if "plan" not in r["variant"]][:6]
+            shown = [r for r in rows if "plan" in r["variant"]] + [r for r in order if "plan" not in r["variant"]][:8]
             print(f"{shape} {routing} T={tokens} floor {floor:.1f}")
             for r in shown:
                 print(f"   {statistics.median(r['raw']):9.1f}  {r['variant']:40s} {r['difference_from_first']:.1e}")

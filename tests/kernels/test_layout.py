@@ -117,3 +117,13 @@ def test_decode_cost():
     for terms, cost in ((layout.bf16_terms(), 9), (layout.fp8_terms(), 11)):
         lines = [line for line in layout.decode_ptx(terms).splitlines() if re.match(r"sh|and|lop3", line)]
         assert len(lines) == cost
+
+
+def test_wgmma_finds_a_word_in_one_thread():
+    """Of 16 neighbouring columns a thread of four holds 2t, 2t + 1, 2t + 8, 2t + 9 (PTX, wgmma's matrix A)."""
+    assert sorted(layout.WGMMA_ORDER) == list(range(32))
+    for first in (0, 16):
+        for t in range(4):
+            held = [layout.WGMMA_ORDER[first + 2 * t + i] for i in (0, 1, 8, 9)]
+            assert held == list(range(held[0], held[0] + 4))
+            assert held[0] % 4 == 0

@@ -34,6 +34,8 @@ def test_there_are_programs_for_every_group(shape, fp8):
         assert plan.groups >= begun + (work.routes - begun) // width
         if plan.many:
             assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
+            assert 2 * work.inter % plan.gate_up.rows == 0  # `product_wgmma` has no masks
+            assert work.hidden % plan.down.rows == 0
         if work.mxfp8 and not fp8:
             assert plan.gate_up.rows % 64 == 0  # a block of 32 channels lies in one tile
         assert schedule.may_unroll(plan.gate_up, 2 * work.inter, work.hidden)

@@ -213,6 +213,14 @@ def test_one_option_runs_a_set_of_rows(bench, monkeypatch, tmp_path):
         ("tiny", "uniform", 1), ("tiny", "skewed", 2), ("other", "uniform", 1),
     ]  # fmt: skip
 
+    receipt = receipt_of(bench, monkeypatch, tmp_path, "--rows", "table", "--shapes", "other", "--contestants", "good")
+    assert [r["shape"] for r in receipt["rows"]] == ["other"]
+
+
+def test_a_shape_that_there_is_not_is_named(bench, monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match=r"--shapes names 'tinny', expected some of tiny"):
+        receipt_of(bench, monkeypatch, tmp_path, "--rows", "table", "--shapes", "tinny")
+
 
 def test_the_profiles_hold_the_published_shapes(bench_path, monkeypatch):
     bench = importlib.import_module("bench_moe")

@@ -31,7 +31,7 @@ def _picked_bit(word, element, POSITIONS: tl.constexpr):
 
 
 @triton.jit
-def _picked_value(word, element):
+def picked_value(word, element):
     mantissa, exponent = _picked_bit(word, element, POS_M), _picked_bit(word, element, POS_E0)
     exponent += 2 * _picked_bit(word, element, POS_E1)
     quarters = tl.where(exponent == 0, 2 * mantissa, (2 + mantissa) << exponent)
@@ -41,25 +41,21 @@ def _picked_value(word, element):
 
 @triton.jit
 def load_bf16_codes(
-    w_ptr, offsets, byte, mask, MASKED: tl.constexpr, KEEP: tl.constexpr, ASM: tl.constexpr
+    w_ptr, offsets, byte, mask, MASKED: tl.constexpr, ASM: tl.constexpr
 ):  # fmt: skip
     """(lo, hi), each of the offsets' shape: the codes in the word around w_ptr + offsets.
 
     With ASM bf16 and scaled by 2**-126; without, float32 and not scaled, because Triton's interpreter loses bf16
-    subnormals and multiplies bf16 operands of a dot as integers. KEEP: decode in the layout of the load. `byte` is the
-    position along the last dimension; offsets along it are consecutive and start at a multiple of 4.
+    subnormals and multiplies bf16 operands of a dot as integers. `byte` is the position along the last dimension;
+    offsets along it are consecutive and start at a multiple of 4.
     """
     if ASM:
         if MASKED:  # noqa: SIM108 - Triton compiles one branch
             w = tl.load(w_ptr + offsets, mask=mask, other=0)
         else:
             w = tl.load(w_ptr + offsets)
-        if KEEP:
-            lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=False, pack=4)
-            hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=False, pack=4)
-        else:
-            lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
-            hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+        lo = tl.inline_asm_elementwise(BF16_LO, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+        hi = tl.inline_asm_elementwise(BF16_HI, TWO_OUTPUTS, [w], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
         first = offsets - byte % 4
         word = tl.full(first.shape, 0, tl.int64)
@@ -69,8 +65,8 @@ def load_bf16_codes(
             else:
                 part = tl.load(w_ptr + first + i)
             word |= part.to(tl.int64) << (8 * i)
-        lo = _picked_value(word, byte % 4)
-        hi = _picked_value(word, byte % 4 + 4)
+        lo = picked_value(word, byte % 4)
+        hi = picked_value(word, byte % 4 + 4)
     return lo, hi
 
 

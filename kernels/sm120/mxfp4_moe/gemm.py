@@ -19,6 +19,7 @@ import triton.language as tl
 from .decode import round_to_mxfp8, to_bf16, to_fp8_bytes
 from .product_bf16 import accumulate
 from .product_fp8 import accumulate_fp8
+from .product_wgmma import accumulate_wgmma, in_wgmma_order
 from .product_wide import accumulate_wide
 from .routing import own_group_by_scan, own_group_by_table
 from .runtime import kernel
@@ -73,7 +74,7 @@ def gate_up(
     x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, x_stride, limit, num_routes, num_experts,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
-    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
+    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
@@ -92,8 +93,10 @@ def gate_up(
     if FP8:
         xs_rows = xs_ptr + routes // TOP_K * ((HIDDEN + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, x_rows, xs_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES)
+    elif WGMMA:
+        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, ASM)
     elif MANY:
-        acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, KEEP, ASM)
+        acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, ASM)
     else:
         acc = accumulate(
             w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, UNROLL, STAGES, X_SHIFT, WIDE, ASM
@@ -108,6 +111,8 @@ def gate_up(
     else:
         if QUANT:
             hidden = tl.reshape(round_to_mxfp8(tl.reshape(hidden, (BN // 64, 32, BT)), 1), (BN // 2, BT))
+        if WGMMA:
+            hidden = in_wgmma_order(hidden, BN // 64, BT)
         channel = tile * (BN // 2) + tl.arange(0, BN // 2)
         offs = routes[None, :] * INTER + channel[:, None]
         tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & (channel < INTER)[:, None])
@@ -118,7 +123,7 @@ def down(
     h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr,
-    KEEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    WGMMA: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type."""
@@ -139,8 +144,10 @@ def down(
     if FP8:
         hs_rows = hs_ptr + routes.to(tl.int64) * ((INTER + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, h_rows, hs_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES)
+    elif WGMMA:
+        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, ASM)
     elif MANY:
-        acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, KEEP, ASM)
+        acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, ASM)
     else:
         acc = accumulate(
             w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, UNROLL, STAGES, H_SHIFT, WIDE, ASM

@@ -133,7 +133,8 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     """The kernels of a form in order, and the workspace that they share."""
     routes, pdl, p = f.tokens * f.top_k, has_pdl(f.device), plan(f)
     common = {"PDL": pdl, "launch_pdl": pdl}
-    made, buffers, x, xs = _quantized(f, common)
+    wgmma = p.many and schedule.is_sm90(f.device)
+    made, buffers, x, xs = _input(f, wgmma, common)
     ids = sorted_ids = table = Pointer("ids", f.ids)
     if not p.scan:
         sorted_ids, table = Pointer("sorted", torch.int32), Pointer("table", torch.int32)
@@ -145,7 +146,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
         "INTER": f.inter,
         "SCAN": p.scan,
         "MANY": p.many,
-        "KEEP": p.many and schedule.is_sm90(f.device),
+        "WGMMA": wgmma,
         "WIDE": f.wide,
         "ASM": runtime.is_compiled(f.device),
         "FP8": f.fp8,
@@ -157,7 +158,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     codes, pairs = torch.uint8, torch.int16  # of the scale bytes
     up = (
         x, xs, Pointer("w13", codes), Pointer("w13_scale", pairs), h, Pointer(hs, h.dtype), sorted_ids, table,
-        f.hidden if f.mxfp8 else f.x_stride, f.limit, routes, f.experts,
+        f.hidden if f.mxfp8 or wgmma else f.x_stride, f.limit, routes, f.experts,
     )  # fmt: skip
     down = (h, Pointer(hs, pairs), Pointer("w2", codes), Pointer("w2_scale", pairs), o, sorted_ids, table)
     grids = [(p.groups * -(-n // t.rows),) for n, t in ((2 * f.inter, p.gate_up), (f.hidden, p.down))]
@@ -169,19 +170,22 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     return made, buffers
 
 
-def _quantized(f: Form, common: dict[str, Any]) -> tuple[list[Step], list[Buffer], Pointer, Pointer]:
+def _input(f: Form, wgmma: bool, common: dict[str, Any]) -> tuple[list[Step], list[Buffer], Pointer, Pointer]:
     """What makes x as the first product reads it, and x and its scale pairs then.
 
-    Without native MXFP8 x is rounded but stays bf16, and has no scales.
+    Without native MXFP8 x is rounded but stays bf16, and has no scales; wgmma wants its columns in another order.
     """
     x = Pointer("x", torch.bfloat16)
-    if not f.mxfp8:
+    if not (f.mxfp8 or wgmma):
         return [], [], x, x
     grid, options = (f.tokens, -(-f.hidden // 1024)), {"K": f.hidden, "BLOCKS": 32} | common
     if not f.fp8:
         q = Pointer("q", torch.bfloat16)
-        options["ASM"] = runtime.is_compiled(f.device)
-        step = Step(reduce.round_rows_to_mxfp8, grid, (x, q, f.x_stride), options)
+        kernel = reduce.reorder_rows
+        if f.mxfp8:
+            kernel = reduce.round_rows_to_mxfp8
+            options |= {"WGMMA": wgmma, "ASM": runtime.is_compiled(f.device)}
+        step = Step(kernel, grid, (x, q, f.x_stride), options)
         return [step], [Buffer("q", q.dtype, (f.tokens, f.hidden))], q, q
     q, qs = Pointer("q", torch.uint8), Pointer("qs", torch.uint8)
     buffers = [

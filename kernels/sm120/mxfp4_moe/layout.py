@@ -30,6 +30,9 @@ SOURCE = ((6, 7, 8, 15), (10, 11, 12, 19), (0, 1, 2, 9), (4, 5, 14, 13))
 BF16_TARGET = (6, 7, 8, 15)
 FP8_TARGET = ((2, 3, 4, 7), (10, 11, 12, 15))
 FP8_ORDER = (0, 2, 1, 3)
+# Position i of 32 columns in `product_wgmma` holds this one: of half, pair, word and code, the bits of a position from
+# the highest, word comes before pair in a column.
+WGMMA_ORDER = tuple(i & 17 | (i & 8) >> 2 | (i & 6) << 1 for i in range(32))
 
 Terms = dict[int, int]  # rotation to the left -> mask of the bits that it brings to their place
 
@@ -80,6 +83,15 @@ def decode_ptx(outputs: list[Terms]) -> str:
             else:  # 0xEA: (a & b) | c
                 lines.append(f"lop3.b32 ${i}, {source}, {mask:#010x}, ${i}, 0xEA;")
     return "\n".join([*lines, "}"])
+
+
+def scaled_ptx(outputs: list[Terms]) -> str:
+    """PTX: one packed word and a pair of bf16 in, the two outputs of `decode_ptx` times that pair out."""
+    decode = decode_ptx(outputs)
+    for operand, name in (("$2", "$word"), ("$0", "first"), ("$1", "second"), ("$word", "$2")):
+        decode = decode.replace(operand, name)
+    products = "mul.rn.bf16x2 $0, first, $3;\nmul.rn.bf16x2 $1, second, $3;"
+    return f"{{\n.reg .b32 first, second;\n{decode}\n{products}\n}}"
 
 
 def _rotation_ptx(rotation: int, mask: int) -> str:

@@ -27,7 +27,7 @@ WIDE_SHIFT = tl.constexpr(63)
 
 @triton.jit
 def _codes(w_ptr, w_offs, byte, mask, MASKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
-    lo, hi = load_bf16_codes(w_ptr, w_offs, byte, mask, MASKED, False, ASM)
+    lo, hi = load_bf16_codes(w_ptr, w_offs, byte, mask, MASKED, ASM)
     if WIDE and ASM:
         lo, hi = times_power_of_two(lo, WIDE_SHIFT), times_power_of_two(hi, WIDE_SHIFT)
     return lo, hi

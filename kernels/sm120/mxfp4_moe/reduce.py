@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from .decode import round_to_mxfp8, to_bf16, to_fp8_bytes
+from .product_wgmma import in_wgmma_order
 from .runtime import kernel
 
 
@@ -32,9 +33,13 @@ def combine(
 
 @kernel
 def round_rows_to_mxfp8(
-    x_ptr, q_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr
+    x_ptr, q_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, WGMMA: tl.constexpr, ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """q = x [rows, K] rounded to MXFP8 and back, bf16 (exact: e4m3 has fewer bits). A program per row and block run."""
+    """q = x [rows, K] rounded to MXFP8 and back, bf16 (exact: e4m3 has fewer bits). A program per row and block run.
+
+    WGMMA: in `layout.WGMMA_ORDER`.
+    """
     from_row = tl.program_id(0).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -42,8 +47,22 @@ def round_rows_to_mxfp8(
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
     x = tl.load(x_ptr + from_row * x_stride + column, mask=column < K, other=0.0).to(tl.float32)
-    q = round_to_mxfp8(x, 1)
-    tl.store(q_ptr + from_row * K + column, to_bf16(q, ASM), mask=column < K)
+    q = to_bf16(round_to_mxfp8(x, 1), ASM)
+    if WGMMA:
+        q = tl.reshape(in_wgmma_order(tl.reshape(q, (BLOCKS * 32, 1)), BLOCKS, 1), (BLOCKS, 32))
+    tl.store(q_ptr + from_row * K + column, q, mask=column < K)
+
+
+@kernel
+def reorder_rows(x_ptr, q_ptr, x_stride, K: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    """q = x [rows, K] in `layout.WGMMA_ORDER`. K is a multiple of 32. A program per row and block run."""
+    from_row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    column = tl.program_id(1) * (BLOCKS * 32) + tl.arange(0, BLOCKS * 32)[:, None]
+    x = tl.load(x_ptr + from_row * x_stride + column, mask=column < K, other=0.0)
+    tl.store(q_ptr + from_row * K + column, in_wgmma_order(x, BLOCKS, 1), mask=column < K)
 
 
 @kernel

@@ -51,7 +51,8 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """scan: groups found in the kernel, else by `sort_routes`. groups: programs per row tile. many: `product_wide`.
+    """scan: groups found in the kernel, else by `sort_routes`. groups: programs per row tile. many: `product_wide`, or
+    `product_wgmma` on SM90.
 
     Both tiles have the same number of tokens.
     """
@@ -67,7 +68,8 @@ class Plan:
 def chunk_tokens(top_k: int, hidden: int, inter: int) -> int:
     """Tokens to process at once: per route there are I and H values of bf16 between the kernels.
 
-    Not counted are W4A8's copy of x and that batch-invariant calls keep the H values in float32: up to twice as much.
+    Not counted are W4A8's copy of x, and SM90's, and that batch-invariant calls keep the H values in float32: up to
+    twice as much.
     """
     return max(512, min(CHUNK_TOKENS, WORKSPACE_BYTES // (2 * top_k * (hidden + inter)) // 256 * 256))
 
@@ -85,38 +87,38 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     expected = w.routes / w.experts  # routes of an expert
     active = min(w.routes, w.experts)
     divisible = w.hidden % 128 == 0 and w.inter % 128 == 0  # two superblocks a step
-    many = expected > 16 and divisible and not (w.invariant or w.wide_range or w.fp8)
-    width = _group_width(expected, many, w.fp8, sm90)
+    many = expected > (8 if sm90 else 16) and divisible and not (w.invariant or w.wide_range or w.fp8)
+    width = _wgmma_width(expected) if many and sm90 else _group_width(expected, w.fp8)
     if w.fp8:
         width = min(width, 32) if w.invariant else width
         tiles = [_fp8_tile(width)] * 2
     elif many:
-        tiles = [_wide_tile(width)] * 2
+        tiles = [_wgmma_tile(width) if sm90 else Tile(128, width, warps=4)] * 2
     else:
         tiles = [_gate_up_tile(w, active, width, sms, sm90), _down_tile(w, active, width, sms, sm90)]
     partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
     return Plan(scan, w.most_groups(width, scan), tiles[0], tiles[1], partial, many)
 
 
-def _group_width(expected: float, many: bool, fp8: bool, sm90: bool) -> int:
+def _group_width(expected: float, fp8: bool) -> int:
     if expected <= 8:  # a group of 8 that overflows costs less than one of 16 half empty
         return 8
     if expected <= 16 and not fp8:
         return 16
-    if expected <= 40 or not (many or fp8) or (many and not sm90):
-        # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a
-        # weight (scripts/sm120_report.py) cost what two at 5.6 do.
-        return 32
-    if not many or expected <= 64:
-        return 64
-    return 128 if expected <= 128 else 256
+    # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a weight
+    # (scripts/sm120_report.py) cost what two at 5.6 do.
+    return 64 if expected > 40 and fp8 else 32
 
 
-def _wide_tile(width: int) -> Tile:
-    """From 64 tokens on (SM90 only) one product of 64 columns a step: see `product_wide`."""
-    if width <= 32:
-        return Tile(128, width, warps=4)
-    return Tile(128, width, stages=4 if width == 64 else 3, warps=8 if width == 256 else 4, superblocks=1)
+def _wgmma_width(expected: float) -> int:
+    """Bounds from times of 512 to 8192 tokens (benchmarks/NOTES.md, item 13)."""
+    return 16 if expected <= 12 else 32 if expected <= 30 else 64 if expected <= 64 else 128
+
+
+def _wgmma_tile(width: int) -> Tile:
+    if width == 128:
+        return Tile(128, width, stages=3, warps=8, superblocks=1)
+    return Tile(128, width, stages=4, warps=4, superblocks=1)
 
 
 def has_even_steps(columns: int) -> bool:

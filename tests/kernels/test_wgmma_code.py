@@ -1,0 +1,55 @@
+"""SM90's machine code for many tokens, compiled here with the installed Triton: what `product_wgmma` relies on."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import pytest
+import torch
+
+import sm120_code
+from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+
+
+def config(kernel: str, tokens: int):
+    plan = schedule.plan(schedule.Work(tokens, 6, 256, 4096, 2048), 132, True)
+    assert plan.many
+    assert plan.partial == torch.bfloat16
+    tile = {"gate_up": plan.gate_up, "down": plan.down}[kernel]
+    return {
+        "kernel": kernel, "mode": "bf16", "tile": tile, "many": True, "scan": False, "partial": "*bf16",
+        "hidden": 4096, "inter": 2048, "top_k": 6,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[("gate_up", 4096), ("down", 512), ("down", 1024), ("gate_up", 2048)])
+def code(request):
+    """(token tile, Triton's code of the loop, all machine code, that of the loop)."""
+    made = config(*request.param)
+    compiled = sm120_code.compile_tile(made, 90)
+    ttgir = compiled.asm["ttgir"]
+    sass = sm120_code.run_tool("nvdisasm", ["-c"], compiled.asm["cubin"])
+    return made["tile"].tokens, ttgir[ttgir.index("scf.for") :], *sm120_code.main_loop(sass)
+
+
+def test_a_word_goes_from_shared_memory_to_the_mma(code):
+    """Only scales change threads: two stores to shared memory a step, no permutes of codes, no spills, wgmma."""
+    _, _, everything, loop = code
+    count = collections.Counter(sm120_code.opcode(i).split(".")[0] for i in loop)
+    assert count["HGMMA"] >= 4
+    assert count["STS"] <= 2
+    assert count["PRMT"] <= 4
+    assert not [i for i in everything if sm120_code.opcode(i).startswith(("LDL", "STL"))]
+    assert not [i for i in loop if sm120_code.opcode(i).split(".")[0] in ("LDG", "LD")]
+
+
+def test_no_product_runs_on_while_the_next_step_decodes(code):
+    """It would read registers that the decode writes."""
+    _, triton_code, _, loop = code
+    assert set(re.findall(r"pendings = (\d+)", triton_code)) == {"0"}
+    assert [i for i in loop if "WARPGROUP.DEPBAR" in i] == ["WARPGROUP.DEPBAR.LE gsb0, 0x0"]
+
+
+def test_all_widths_are_compiled():
+    assert {config("down", tokens)["tile"].tokens for tokens in (512, 1024, 2048, 4096)} == {16, 32, 64, 128}
