@@ -4,9 +4,8 @@
 table.py            rewrite the README between its markers
 table.py --check    exit status 1 if that would change it
 
-Rows come from `h200-table.json` (`bench_moe.py --rows table`); what a shorter run left out follows from
-`h200-table-before.json`, if that is there, as do `h200-shapes.json` (`--rows shapes`) and `h200-flashinfer.json`. A
-second run of the same commit beside them, `*-2.json`, shows which rows repeat.
+Rows come from `h200-table.json` (`bench_moe.py --rows table`) and, if that is there, `h200-shapes.json` (`--rows
+shapes`). A second run of the same commit beside one, `*-2.json`, shows which rows repeat.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ PEERS = {  # contestant -> column
 TARGETS = {  # tokens up to: (times the best peer, fraction of the floor at TP1)
     1: (1.6, 0.50), 4: (1.35, 0.62), 64: (1.15, 0.70), 256: (1.10, 0.70), 8192: (1.0, None),
 }  # fmt: skip
-OTHERS = {  # receipt -> title
-    "h200-shapes": "Other shapes, uniform routing",
-    "h200-flashinfer": "Beside FlashInfer's SM90 kernel alone, uniform routing",
-}
 NAMES = {"v4-flash": "", "v4-pro": "V4-Pro ", "v4.1-flash": "V4.1-Flash "}
 Row = dict[str, Any]
 
@@ -130,32 +125,19 @@ def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
     return [f"### {title}", source(receipt), "", *table(rows), ""]
 
 
-def race(run: Row, before: Row | None) -> list[str]:
-    """The tables of each routing, with an earlier run's for the rows that this one lacks."""
-    there = {(r["shape"], r["routing"], r["tokens"]) for r in run["rows"]}
-    parts: list[str] = []
-    for routing in ("uniform", "speculative", "skewed"):
-        title = f"{routing.capitalize()} routing"
-        parts += section(title, run, [r for r in run["rows"] if r["routing"] == routing])
-        rows = [r for r in (before or {"rows": []})["rows"] if r["routing"] == routing]
-        left = [r for r in rows if (r["shape"], r["routing"], r["tokens"]) not in there]
-        if before and left:
-            parts += section(f"{title}, rows that were not timed again", before, left)
-    return parts
-
-
 def tables() -> str:
-    run, before = load("h200-table"), load("h200-table-before")
+    run = load("h200-table")
     if run is None:
         raise FileNotFoundError(RECEIPTS / "h200-table.json")
-    parts, not_timed = race(run, before), failures(run)
-    for name, receipt in (("h200-table", run), ("h200-table-before", before)):
-        parts += repeated(receipt, load(f"{name}-2")) if receipt else []
-    for name, title in OTHERS.items():
-        if (receipt := load(name)) is not None:
-            parts += [*section(title, receipt, receipt["rows"]), *repeated(receipt, load(f"{name}-2"))]
-            not_timed += failures(receipt)
-    parts += ["Not timed:", *not_timed, ""]
+    parts: list[str] = []
+    for routing in ("uniform", "speculative", "skewed"):
+        parts += section(f"{routing.capitalize()} routing", run, [r for r in run["rows"] if r["routing"] == routing])
+    parts, not_timed = parts + repeated(run, load("h200-table-2")), failures(run)
+    if (shapes := load("h200-shapes")) is not None:
+        parts += [*section("Other shapes, uniform routing", shapes, shapes["rows"])]
+        parts += repeated(shapes, load("h200-shapes-2"))
+        not_timed += failures(shapes)
+    parts += ["Not timed:", *not_timed, ""] if not_timed else []
     host = {shape: times.get(OURS) for shape, times in run["host_us"].items()}
     parts.append(
         "Host time a call without a graph, bf16, T = 4: "

@@ -152,18 +152,19 @@ def test_two_steps_a_pass_change_no_bit(hidden, low, high, device):
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(10, 16), (20, 32), (50, 64), (150, 128)])
+@pytest.mark.parametrize("inter", [192, 256])
 @pytest.mark.parametrize("activation", ["exact", "mxfp8"])
-def test_wide_groups_of_sm90(tokens, width, activation, monkeypatch):
+def test_wide_groups_of_sm90(tokens, width, inter, activation, monkeypatch):
     """The order in which wgmma's columns lie, in both products, from an x with a stride, in the interpreter."""
     from sglang_sm120.kernels.sm120.mxfp4_moe import launch, schedule, tuning
 
     monkeypatch.setattr(schedule, "is_sm90", lambda device: True)
     monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
-    tensors = random_layer(1, 128, 256, 3, "cpu")
+    tensors = random_layer(1, 128, inter, 3, "cpu")
     x, ids, weights = random_call(tokens, 1, 1, 128, 4, "cpu")
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=activation)
     form = launch.Form(
-        x.device, tokens, 1, 1, 128, 256, ids.dtype, 144, 128, True, 10.0, 1.0, mxfp8=activation == "mxfp8", fp8=False,
+        x.device, tokens, 1, 1, 128, inter, ids.dtype, 144, 128, True, 10.0, 1.0, mxfp8=activation == "mxfp8", fp8=False,
         batch_invariant=False, wide_scales=False,
     )  # fmt: skip
     plan = launch.plan(form)
