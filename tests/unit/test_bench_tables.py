@@ -113,6 +113,20 @@ def test_other_shapes_get_a_table_of_their_own(tools, receipt, tmp_path, monkeyp
     assert "| V4.1-Flash TP4 | 4096 |" in text
 
 
+@pytest.mark.parametrize(("python", "said"), [(None, "µs."), (12.4, "at most 12 µs (target 40: met)."), (41, "missed).")])
+def test_the_hosts_target_is_about_python(tools, receipt, tmp_path, monkeypatch, python, said):
+    _, table = tools
+    monkeypatch.setattr(table, "RECEIPTS", tmp_path)
+    if python is not None:
+        rows = [{"best_us": 3.0}, {"best_us": python}]
+        (tmp_path / "cpu-host-cost.json").write_text(json.dumps({"rows": rows}))
+    receipt["host_us"] = {"v4-flash-tp1": {"ours bf16": 46.6, "marlin": 400.0}}
+    line = table.host_line(receipt)
+    assert "TP1 47 µs" in line
+    assert "400" not in line
+    assert line.endswith(said)
+
+
 def test_without_a_peer_there_is_no_target_met(tools, receipt):
     _, table = tools
     row = {**receipt["rows"][0], "us": {"ours bf16": 20.0}}
