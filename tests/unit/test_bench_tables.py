@@ -113,7 +113,9 @@ def test_other_shapes_get_a_table_of_their_own(tools, receipt, tmp_path, monkeyp
     assert "| V4.1-Flash TP4 | 4096 |" in text
 
 
-@pytest.mark.parametrize(("python", "said"), [(None, "µs."), (12.4, "at most 12 µs (target 40: met)."), (41, "missed).")])
+@pytest.mark.parametrize(
+    ("python", "said"), [(None, "µs."), (12.4, "at most 12 µs (target 40: met)."), (41, "missed).")]
+)
 def test_the_hosts_target_is_about_python(tools, receipt, tmp_path, monkeypatch, python, said):
     _, table = tools
     monkeypatch.setattr(table, "RECEIPTS", tmp_path)
