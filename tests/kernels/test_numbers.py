@@ -164,8 +164,8 @@ def test_wide_groups_of_sm90(tokens, width, inter, activation, monkeypatch):
     x, ids, weights = random_call(tokens, 1, 1, 128, 4, "cpu")
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=activation)
     form = launch.Form(
-        x.device, tokens, 1, 1, 128, inter, ids.dtype, 144, 128, True, 10.0, 1.0, mxfp8=activation == "mxfp8", fp8=False,
-        batch_invariant=False, wide_scales=False,
+        x.device, tokens, 1, 1, 128, inter, ids.dtype, 144, 128, True, 10.0, 1.0, mxfp8=activation == "mxfp8",
+        fp8=False, batch_invariant=False, wide_scales=False,
     )  # fmt: skip
     plan = launch.plan(form)
     assert (plan.many, plan.gate_up.tokens) == (True, width)
