@@ -10,7 +10,10 @@ import torch
 from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
 from sm120_code import SHAPES
 
-ODD = ((64, 32, 1, 1), (96, 32, 5, 3), (64, 32, 2, 32), (256, 128, 3, 32))
+ODD = (
+    *((64, 32, 1, 1), (96, 32, 5, 3), (64, 32, 2, 32), (256, 128, 3, 32)),
+    *((192, 128, 2, 2), (128, 96, 2, 2), (5120, 2304 // 8, 384, 6)),  # half a tile of rows; half a superblock
+)
 TOKENS = (*range(1, 40), *range(40, 700, 23), *range(700, 8193, 331), 8192)
 MODES = tuple(itertools.product((False, True), repeat=3))  # mxfp8, invariant, wide range
 
@@ -33,6 +36,7 @@ def test_there_are_programs_for_every_group(shape, fp8):
         begun = min(work.routes, work.experts)
         assert plan.groups >= begun + (work.routes - begun) // width
         if plan.many:
+            assert not any((work.invariant, work.wide_range, work.fp8))
             assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
             assert 2 * work.inter % plan.gate_up.rows == 0  # `product_wgmma` has no masks
             assert work.hidden % plan.down.rows == 0

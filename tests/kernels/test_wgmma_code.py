@@ -7,9 +7,12 @@ import re
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import sm120_code
-from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+from sglang_sm120.kernels.sm120.mxfp4_moe import reduce, schedule
 
 
 def config(kernel: str, tokens: int):
@@ -53,3 +56,18 @@ def test_no_product_runs_on_while_the_next_step_decodes(code):
 
 def test_all_widths_are_compiled():
     assert {config("down", tokens)["tile"].tokens for tokens in (512, 1024, 2048, 4096)} == {16, 32, 64, 128}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"), [(reduce.reorder_rows, {}), (reduce.round_rows_to_mxfp8, {"WGMMA": True, "ASM": True})]
+)
+def test_what_comes_first_waits_before_it_touches_memory(kernel, options):
+    """The workspace that it writes to may still be in use by the launch before."""
+    constants = {"K": 4096, "BLOCKS": 32, "PDL": True} | options
+    types = {"x_ptr": "*bf16", "q_ptr": "*bf16", "x_stride": "i32"}
+    signature = {name: types.get(name, "constexpr") for name in kernel.compiled.arg_names}
+    source = ASTSource(fn=kernel.compiled, signature=signature, constexprs=constants)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    order = re.findall(r"griddepcontrol\.\w+|ld\.global|st\.global", ptx)
+    assert order[:2] == ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
+    assert {"ld.global", "st.global"} <= set(order[2:])
