@@ -197,11 +197,12 @@ def parsed() -> argparse.Namespace:
 
 
 def rows_asked(options: argparse.Namespace) -> list[Row]:
-    """Raises SystemExit for a shape that there is not."""
+    """Raises SystemExit for a shape that there is not, or that --rows has no row of."""
     shapes = None if options.shapes in (None, "all") else options.shapes.split(",")
+    known = dict.fromkeys(row[0] for row in PROFILES[options.rows]) if options.rows else workload.SHAPES
     for shape in shapes or ():
-        if shape not in workload.SHAPES:
-            raise SystemExit(f"--shapes names {shape!r}, expected some of {', '.join(workload.SHAPES)}")
+        if shape not in known:
+            raise SystemExit(f"--shapes names {shape!r}, expected some of {', '.join(known)}")
     if options.rows:
         return [row for row in PROFILES[options.rows] if shapes is None or row[0] in shapes]
     chosen = shapes or (list(workload.SHAPES) if options.shapes else list(V4_FLASH[:3]))

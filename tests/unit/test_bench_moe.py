@@ -218,8 +218,12 @@ def test_one_option_runs_a_set_of_rows(bench, monkeypatch, tmp_path):
 
 
 def test_a_shape_that_there_is_not_is_named(bench, monkeypatch, tmp_path):
+    """Before anything is measured or an earlier receipt is overwritten."""
     with pytest.raises(SystemExit, match=r"--shapes names 'tinny', expected some of tiny"):
-        receipt_of(bench, monkeypatch, tmp_path, "--rows", "table", "--shapes", "tinny")
+        receipt_of(bench, monkeypatch, tmp_path, "--shapes", "tinny")
+    monkeypatch.setitem(bench.PROFILES, "table", bench.rows_of(["tiny"], ["uniform"], [1]))
+    with pytest.raises(SystemExit, match=r"--shapes names 'other', expected some of tiny$"):
+        receipt_of(bench, monkeypatch, tmp_path, "--rows", "table", "--shapes", "tiny,other")
 
 
 def test_the_profiles_hold_the_published_shapes(bench_path, monkeypatch):
