@@ -209,10 +209,10 @@ def test_bad_tokens_and_absent_experts_of_sm90(monkeypatch):
 
 @pytest.mark.parametrize("mxfp8", [False, True])
 def test_reordered_rows_end_where_x_does(mxfp8):
-    """Two programs a row, the second with one of its 32 blocks, and what lies behind the last row stays."""
+    """Two programs a row, the second with three of its 32 blocks, and what lies behind the last row stays."""
     from sglang_sm120.kernels.sm120.mxfp4_moe import layout, reduce
 
-    rows, columns, stride = 3, 1056, 1072
+    rows, columns, stride = 3, 1120, 1136
     x = torch.randn(rows, stride, generator=torch.Generator().manual_seed(0)).bfloat16()
     q = torch.full((rows * columns + 1024,), 7.0, dtype=torch.bfloat16)
     kernel, options = reduce.reorder_rows, {"K": columns, "BLOCKS": 32, "PDL": False}
