@@ -56,7 +56,7 @@ def verdict(row: Row) -> tuple[str, str]:
     times, share = target(row["tokens"])
     missed = []
     if peers and min(peers) / ours < times:
-        missed.append(f"{times:g}x")
+        missed.append(f"{times:.2f}x the best")
     if share and row["shape"] == "v4-flash-tp1" and row["floor_us"] / ours < share:
         missed.append(f"{share:.2f} of floor")
     best = f"{min(peers) / ours:.2f}x" if peers else "-"
@@ -127,6 +127,16 @@ def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
     return [f"### {title}", source(receipt), "", *table(rows), ""]
 
 
+def legend() -> str:
+    """The targets, in a sentence."""
+    parts, above = [], 0
+    for limit, (times, share) in TARGETS.items():
+        tokens = f"{above + 1} to {limit} tokens" if limit > above + 1 else "1 token"
+        parts.append(f"{tokens} {times:.2f}x" + (f" and {share:.2f}" if share else ""))
+        above = limit
+    return f"Targets, times the best peer of the row and (V4-Flash at TP1 only) of the floor: {'; '.join(parts)}."
+
+
 def host_line(run: Row) -> str:
     """The host's time a call in the race, and Python's share of it, which is what the target is about."""
     times = {short(shape): us[OURS] for shape, us in run["host_us"].items() if OURS in us}
@@ -143,7 +153,7 @@ def tables() -> str:
     run = load("h200-table")
     if run is None:
         raise FileNotFoundError(RECEIPTS / "h200-table.json")
-    parts: list[str] = []
+    parts = [legend(), ""]
     for routing in ("uniform", "speculative", "skewed"):
         parts += section(f"{routing.capitalize()} routing", run, [r for r in run["rows"] if r["routing"] == routing])
     parts, not_timed = parts + repeated(run, load("h200-table-2")), failures(run)

@@ -92,11 +92,17 @@ def test_the_newest_run_wins_and_the_fastest_of_all_peers_counts(tools, receipt,
     assert "Marlin µs | FlashInfer µs" in header
     assert "humming" not in header
     row = next(line for line in text.splitlines() if line.startswith("| TP1 | 4 |"))
-    assert "| 1.02x | missed: 1.35x |" in row
+    assert "| 1.02x | missed: 1.35x the best |" in row
     assert "| 1000.0 |" in row
     assert "* humming, TP1: ModuleNotFoundError: No module named 'humming'" in text
     assert "ours bf16: 35 of 36 rows agree; not: TP1 uniform T=16 (+50.0%)" in text
     assert "sglang 0.5.17" in text
+
+
+def test_the_targets_are_said(tools):
+    _, table = tools
+    assert "floor: 1 token 1.60x and 0.50; 2 to 4 tokens 1.35x and 0.62; 5 to 64 tokens" in table.legend()
+    assert table.legend().endswith("257 to 8192 tokens 1.00x.")
 
 
 def test_other_shapes_get_a_table_of_their_own(tools, receipt, tmp_path, monkeypatch):
