@@ -6,6 +6,10 @@ The target's routed experts are NVFP4 (U8 bytes, F8_E4M3 scales per 16, F32 scal
 (I8 bytes, F8_E8M0 scales per 32), shared experts are block FP8. It holds the embeddings and the MoE part of each block
 of `make_checkpoint.py --small`; attention tensors are left out, so it can be planned and its MoE layers loaded, but not
 served.
+
+As it is written without options it is for launches with --tp 1 or 2, with EAGLE or without. Each GPU's part of the
+shared expert must be a multiple of 128 columns, the block of its FP8 weights: for --tp N give --intermediate a multiple
+of N x 128. It has no DSpark draft; `make_checkpoint.py OUT --small --kind hybrid-nvfp4 --draft dspark` writes one.
 """
 
 from __future__ import annotations

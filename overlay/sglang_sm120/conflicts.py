@@ -27,15 +27,19 @@ FILE_LIMIT = 2000  # files of a plugin that are read
 
 @dataclass
 class Found:
-    """Warnings, each with the hint of the same place in `hints`, and rows for the document."""
+    """Warnings, each with the hint of the same place in `hints`, errors with a remedy in them, and rows."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
 
     def warn(self, warning: str, hint: str) -> None:
         self.warnings.append(warning)
         self.hints.append(hint)
+
+    def fail(self, error: str, remedy: str) -> None:
+        self.errors.append(f"{error}; {remedy}")
 
 
 def other_plugins(patches: Sequence[Patch]) -> Found:
@@ -133,28 +137,58 @@ def _own(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
+@dataclass(frozen=True)
+class Shadow:
+    """A package that Python would import in the place of an installed one.
+
+    Attributes:
+        says, hint: what shadows what, and what to do.
+        fatal: it is no SGLang, so a launch would not find SGLang's modules.
+    """
+
+    says: str
+    hint: str
+    fatal: bool
+
+
 def shadows() -> Found:
-    """Packages that Python would import in the place of the installed ones."""
+    """Packages that Python would import in the place of the installed ones; a launch fails where one is no SGLang."""
     found = Found()
-    try:
-        here: Path | None = Path.cwd()
-    except FileNotFoundError:
-        here = None
+    if _here() is None:
         found.warn("the working directory was removed", "start SGLang from another directory")
-    for name in ("sglang", "kernels"):
-        installed, imported = _installed(name), _imported(name)
-        folder = here / name if here is not None else None
-        if folder is not None and (folder / "__init__.py").is_file() and not _same(folder, installed or imported):
-            found.warn(
-                f"{files.short(folder)} can shadow the installed {name}",
-                "start SGLang from another directory",
-            )
-        elif installed and imported and not _same(imported, installed):
-            found.warn(
-                f"{files.short(imported)} shadows the installed {name} ({files.short(installed)})",
-                "take it out of PYTHONPATH, or uninstall the package that brings it",
-            )
+    for shadow in filter(None, map(shadow_of, ("sglang", "kernels"))):
+        if shadow.fatal:
+            found.fail(f"{shadow.says}, so `python -m sglang.launch_server` fails here", shadow.hint)
+        else:
+            found.warn(shadow.says, shadow.hint)
     return found
+
+
+def shadow_of(name: str) -> Shadow | None:
+    """What shadows a package for `python -m`, which looks into the working directory first; None if nothing does."""
+    here, installed, imported = _here(), _installed(name), _imported(name)
+    folder = here / name if here is not None else None
+    if folder is not None and (folder / "__init__.py").is_file() and not _same(folder, installed or imported):
+        fatal = _is_no_sglang(name, folder)
+        says = f"{files.short(folder)} {'shadows' if fatal else 'can shadow'} the installed {name}"
+        return Shadow(says, "start SGLang from another directory", fatal)
+    if installed and imported and not _same(imported, installed):
+        says = f"{files.short(imported)} shadows the installed {name} ({files.short(installed)})"
+        hint = "take it out of PYTHONPATH, or uninstall the package that brings it"
+        return Shadow(says, hint, _is_no_sglang(name, imported))
+    return None
+
+
+def _here() -> Path | None:
+    """The working directory; None if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def _is_no_sglang(name: str, folder: Path) -> bool:
+    return name == "sglang" and not (folder / "srt").is_dir()
 
 
 def _installed(name: str) -> Path | None:

@@ -56,6 +56,7 @@ def examine() -> dict[str, Any]:
 
 def _add(document: dict[str, Any], found: conflicts.Found) -> list[dict[str, Any]]:
     document["warnings"] += found.warnings
+    document["errors"] += found.errors
     document["hints"] += found.hints
     return found.rows
 

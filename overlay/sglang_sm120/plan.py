@@ -132,10 +132,7 @@ def _weigh(document: dict[str, Any], model: Path, memory_gib: int, parallel: dic
     if weights is None or parallel is None:
         return
     tp, pp, draft = parallel["tp_size"], parallel["pp_size"], bool(parallel["speculative_algorithm"])
-    if tp < 1 or pp < 1:
-        document["errors"].append(f"--tp is {tp} and --pp-size is {pp}; expected positive whole numbers")
-        return
-    fraction = parallel["mem_fraction_static"] or 1.0
+    fraction = parallel["mem_fraction_static"] or 1.0  # unset where SGLang leaves it to the GPU that it finds
     document["memory"] = found = memory.budget(weights, memory_gib, tp, pp, draft, fraction)
     if not found["fits"]:
         document["errors"].append(
@@ -178,6 +175,19 @@ def _remedy(role: str, document: dict[str, Any]) -> str:
     return f"Pass another {flag}, or leave it out"
 
 
+def _sizes(facts: dict[str, Any]) -> str:
+    """What the configuration says of a routed MoE layer; nothing of a checkpoint that is not DeepSeek-V4's."""
+    known = {
+        "experts": f"{facts['experts']} experts",
+        "top_k": f"top {facts['top_k']}",
+        "hidden_size": f"hidden {facts['hidden_size']}",
+        "moe_intermediate_size": f"intermediate {facts['moe_intermediate_size']}",
+        "swiglu_limit": f"clamp {facts['swiglu_limit']}",
+    }
+    said = [text for name, text in known.items() if facts[name] is not None]
+    return f": {', '.join(said)}" if said else ""
+
+
 def render(document: dict[str, Any]) -> str:
     """The plan for people, at most 100 columns wide where the reasons allow."""
     lines = [
@@ -187,10 +197,7 @@ def render(document: dict[str, Any]) -> str:
     ]
     facts = document["checkpoint"]
     if facts:
-        lines.append(
-            f"checkpoint  {facts['kind']}: {facts['experts']} experts, top {facts['top_k']}, hidden "
-            f"{facts['hidden_size']}, intermediate {facts['moe_intermediate_size']}, clamp {facts['swiglu_limit']}"
-        )
+        lines.append(f"checkpoint  {facts['kind']}{_sizes(facts)}")
     for role in ("target", "draft"):
         part = document[role]
         if part:

@@ -16,10 +16,22 @@ import signal
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import files, layer_faults, patching, report, settings, sglang_api, simulate, traps
+from sglang_sm120 import (
+    conflicts,
+    files,
+    flag_values,
+    layer_faults,
+    patching,
+    report,
+    settings,
+    sglang_api,
+    simulate,
+    traps,
+)
 from sglang_sm120.settings import RUNNER
 
 OUR_METHOD = "Sm120Mxfp4MoEMethod"
@@ -31,8 +43,10 @@ def decide(request: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"target": None, "draft": None, "parallel": None, "errors": [], "warnings": []}
     try:
         _steps(request, answer)
+    except flag_values.ImpossibleFlagsError as error:
+        answer["errors"] += error.faults
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
-        answer["errors"].append(_message(error))
+        answer["errors"].append(_message(error, request["flags"]))
     answer["patches"] = [vars(s) | {"status": str(s.status)} for s in patching.STATES.values()]
     return answer
 
@@ -43,15 +57,19 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     load_plugins()
     given = traps.environment()
     server_args = _resolve(["--model-path", request["model"], *request["flags"]])
+    flags = partial(sglang_api.resolved, server_args)
+    flag_values.require(flags)
     sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm", "mem_fraction_static")
-    answer["parallel"] = {name: sglang_api.resolved(server_args, name) for name in sizes}
+    answer["parallel"] = {name: flags(name) for name in sizes}
     sglang_api.publish_as_scheduler(server_args)
+    shape = _shape(sglang_api.model_config(server_args))
+    flag_values.require_shares(flags, shape["num_experts"], shape["intermediate_size"])
     answer["errors"] += traps.faults(given, server_args)
     if request["arch"] in settings.ARCHITECTURES:
         kind = sglang_api.expert_kind(sglang_api.model_config(server_args))
         answer["warnings"] += traps.warnings(given, server_args, request["arch"], kind)
     answer["target"] = _target(server_args, answer)
-    algorithm = sglang_api.resolved(server_args, "speculative_algorithm")
+    algorithm = flags("speculative_algorithm")
     if algorithm:
         answer["draft"] = _draft(server_args, algorithm, request)
 
@@ -70,7 +88,12 @@ def _resolve(arguments: list[str]) -> Any:
             raise SystemExit("SGLang refuses the flags: " + lines[-1].partition("error: ")[2]) from None
         raise
     sys.stderr.write(said.getvalue())
-    sglang_api.resolve(server_args)
+    try:
+        sglang_api.resolve(server_args)
+    except (Exception, SystemExit):
+        resolved_so_far = sglang_api.resolving(server_args)
+        flag_values.require(lambda field: getattr(resolved_so_far, field, None))  # where the cause is known, say that
+        raise
     return server_args
 
 
@@ -167,7 +190,7 @@ def _part(role: str, built: dict[str, Any], runner: str) -> dict[str, Any]:
     return {**built, "runner": RUNNER if ours else runner, "changed_by": changed_by, "reason": reason}
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, flags: list[str]) -> str:
     """The error in one line; where it says nothing of itself, the line of source that raised it."""
     text = " ".join(str(error).removeprefix("sglang-sm120: ").split())
     if isinstance(error, SystemExit) and text not in ("", "0", "None"):
@@ -180,11 +203,25 @@ def _message(error: BaseException) -> str:
             f"SGLang cannot use the home directory ({error.filename}: {error.strerror}), where its stack keeps "
             "compiled kernels; set HOME to a directory that can be written"
         )
+    if isinstance(error, ImportError) and (error.name or "").startswith("sglang."):
+        shadow = conflicts.shadow_of("sglang")
+        if shadow is not None:
+            return f"{text}: {shadow.says}; {shadow.hint}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, {frames[-1].line}" if frames else "nowhere"
     if not text or isinstance(error, (AttributeError, IndexError, KeyError, TypeError, ZeroDivisionError)):
         return f"SGLang fails with {type(error).__name__} {text} at {where}; check the flags and config.json"
-    return text
+    return _with_flags(text, flags)
+
+
+def _with_flags(text: str, flags: list[str]) -> str:
+    """SGLang's complaint with the flags that it may mean, where it names neither one nor a file."""
+    if "--" in text or "config.json" in text:
+        return text
+    given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
+    words = text.lower().replace("_", " ")
+    meant = [flag for flag in given if flag.strip("-").replace("-", " ") in words] or given
+    return f"{text} ({', '.join(dict.fromkeys(meant))})" if meant else text
 
 
 def main() -> int:

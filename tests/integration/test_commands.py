@@ -63,8 +63,18 @@ def test_a_tensor_parallel_size_that_is_none(checkpoints, size):
     done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--tp", size)
     assert done.returncode == 1
     document = json.loads(done.stdout)
-    assert any(f"--tp is {size}" in error for error in document["errors"]), document["errors"]
+    assert document["errors"] == [f"--tp is {size}; expected 1 or more"]
     assert document["memory"] is None
+
+
+def test_the_small_checkpoint_says_what_it_is_for(checkpoints):
+    """`--tp 2` and `--tp 4` of it are among the launches of test_launches.py."""
+    said = " ".join(run(sys.executable, SCRIPTS / "tiny_checkpoint.py", "--help").stdout.split())
+    assert "without options it is for launches with --tp 1 or 2, with EAGLE or without" in said
+    assert "for --tp N give --intermediate a multiple of N x 128" in said
+    assert "It has no DSpark draft" in said
+    config = json.loads((checkpoints["hybrid"] / "config.json").read_text())
+    assert config["moe_intermediate_size"] * config["n_shared_experts"] == 2 * 128
 
 
 def test_a_second_model_is_refused(checkpoints):
@@ -158,14 +168,31 @@ def test_doctor_without_a_gpu_explains_itself():
     assert document["packages"]["sglang"]
 
 
-def test_doctor_finds_a_bad_setting_and_a_shadow(tmp_path):
+@pytest.fixture
+def shadow(tmp_path):
+    """A working directory in which `import sglang` finds something else."""
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("")
-    done = run(COMMAND, "doctor", "--json", env=environment(SGLANG_SM120_DISABLE="gate"), cwd=tmp_path)
+    return tmp_path
+
+
+def test_doctor_finds_a_bad_setting_and_a_shadow(shadow):
+    done = run(COMMAND, "doctor", "--json", env=environment(SGLANG_SM120_DISABLE="gate"), cwd=shadow)
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert any("SGLANG_SM120_DISABLE" in e for e in document["errors"])
-    assert any("shadow" in w for w in document["warnings"])
+
+
+def test_a_shadowed_sglang_is_a_fault_that_names_the_folder(checkpoints, shadow):
+    done = run(COMMAND, "doctor", cwd=shadow)
+    assert done.returncode == 1
+    assert f"ERROR   {shadow / 'sglang'} shadows the installed sglang" in done.stdout
+    assert "No fault found" not in done.stdout
+    done = run(COMMAND, "plan", "--model", checkpoints["hybrid"], "--json", "--", "--tp", "2", cwd=shadow)
+    (error,) = json.loads(done.stdout)["errors"]
+    assert done.returncode == 1
+    assert error.startswith("No module named 'sglang.srt'")
+    assert error.endswith(f"{shadow / 'sglang'} shadows the installed sglang; start SGLang from another directory")
 
 
 def test_selftest_on_cpu_writes_a_receipt_and_needs_no_home(tmp_path):
@@ -189,6 +216,7 @@ def test_selftest_says_what_it_cannot_do(tmp_path):
     done = run(COMMAND, "selftest", "--device", "cuda", env=environment(CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 1
     assert "--device is 'cuda'; expected cpu" in done.stderr
+    assert done.stdout == ""
     assert "Traceback" not in done.stderr
 
 

@@ -144,7 +144,7 @@ def test_a_home_that_holds_nothing(monkeypatch, home):
 
 @pytest.mark.parametrize("name", ["sglang", "kernels"])
 def test_shadows(monkeypatch, tmp_path, name):
-    (tmp_path / name).mkdir()
+    (tmp_path / name / "srt").mkdir(parents=True)  # another SGLang, which works
     (tmp_path / name / "__init__.py").write_text("")
     monkeypatch.chdir(tmp_path)
     assert f"{name} can shadow the installed {name}" in conflicts.shadows().warnings[0]
@@ -152,6 +152,21 @@ def test_shadows(monkeypatch, tmp_path, name):
     assert conflicts.shadows().warnings == []
     monkeypatch.syspath_prepend(str(tmp_path))
     assert f"{name} shadows the installed {name}" in conflicts.shadows().warnings[0]
+    assert conflicts.shadows().errors == []
+
+
+def test_what_shadows_sglang_and_is_none_is_an_error(monkeypatch, tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    (error,) = conflicts.shadows().errors
+    assert error.startswith(f"{tmp_path / 'sglang'} shadows the installed sglang")
+    assert error.endswith("start SGLang from another directory")
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (error,) = conflicts.shadows().errors
+    assert "take it out of PYTHONPATH" in error
+    assert conflicts.shadows().warnings == []
 
 
 def test_started_from_a_shadowing_folder_it_is_still_told(monkeypatch, tmp_path):
