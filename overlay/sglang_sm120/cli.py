@@ -35,15 +35,16 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
     receipt: Path | None = arguments.receipt
     if receipt and receipt.is_dir():
-        return _say(f"--receipt {receipt} cannot be written: it is a directory; name a file")
+        return _say(f"--receipt {receipt} cannot be written: it is a directory; name a file", arguments.json)
     if receipt and not (receipt.parent.is_dir() and os.access(receipt.parent, os.W_OK)):
         return _say(
-            f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only"
+            f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only",
+            arguments.json,
         )
     try:
         document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
-        return _say(f"selftest cannot run: {error}")
+        return _say(f"selftest cannot run: {error}", arguments.json)
     status = _answer(document, arguments.json, selftest.render)
     if receipt:
         try:
@@ -68,9 +69,9 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
             shapes, arguments.tokens, arguments.minutes, arguments.routing, arguments.out, _progress
         )  # fmt: skip
     except (tune.TuneError, CheckpointError) as error:
-        return _say(error)
+        return _say(error, arguments.json)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
-        return _say(f"tune cannot run: {error}")
+        return _say(f"tune cannot run: {error}", arguments.json)
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
@@ -83,7 +84,7 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     try:
         document = verify.run(arguments.url, arguments.reference, arguments.timeout)
     except verify.ServerError as error:
-        return _say(error)
+        return _say(error, arguments.json)
     return _answer(document, arguments.json, verify.render)
 
 
@@ -115,8 +116,15 @@ def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _say(problem: object) -> int:
+def _say(problem: object, as_json: bool = False) -> int:
+    """Say on stderr why there is no answer; `as_json` puts it into a document in the answer's place too."""
     print(f"sglang-sm120: {problem}", file=sys.stderr, flush=True)
+    if as_json:
+        import json
+
+        from sglang_sm120 import __version__, terminal
+
+        terminal.show(json.dumps({"schema": 1, "overlay": __version__, "errors": [str(problem)]}, indent=1), None)
     return PROBLEM
 
 

@@ -238,9 +238,15 @@ def render(document: dict[str, Any]) -> str:
     if document["timing"]:
         lines += _timing(document)
     lines += [f"ERROR {e}" for e in document["errors"]]
-    right, wrong = "The kernel is right on this machine.", "The kernel is WRONG here; please report this output."
-    lines.append(wrong if document["errors"] else right)
+    lines.append("The kernel is WRONG here; please report this output." if document["errors"] else _verdict(device))
     return "\n".join(lines)
+
+
+def _verdict(device: dict[str, Any]) -> str:
+    """What was right: the kernel as this GPU ran it, or its source without any GPU."""
+    if device["type"] == "cuda":
+        return "The kernel is right on this GPU."
+    return f"The kernel's source is right in {device['kernel']}; no GPU ran it."
 
 
 def _timing(document: dict[str, Any]) -> list[str]:

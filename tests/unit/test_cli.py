@@ -1,11 +1,12 @@
 """Misspelt commands and flags, and interruptions that something on the way swallows."""
 
 import contextlib
+import json
 import signal
 
 import pytest
 
-from sglang_sm120 import cli, doctor, interrupts, selftest
+from sglang_sm120 import cli, doctor, interrupts, plan, selftest
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,41 @@ def test_a_receipt_that_cannot_be_written_is_refused_before_minutes_are_spent(mo
     for receipt in (tmp_path, tmp_path / "file" / "r.json", tmp_path / "nowhere" / "r.json"):
         assert cli.main(["selftest", "--device", "cpu", "--receipt", str(receipt)]) == 1
         assert f"--receipt {receipt} cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["selftest", "--device", "cuda", "--json"],
+        ["selftest", "--receipt", "/nowhere/at/all", "--json"],
+        ["tune", "--model-path", "/nowhere", "--json"],
+    ],
+)
+def test_json_is_one_document_where_there_is_no_answer(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr()
+    (error,) = json.loads(said.out)["errors"]
+    assert error in said.err
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ({"type": "cpu", "name": "x86_64", "kernel": "Triton's interpreter"}, "Triton's interpreter; no GPU ran it."),
+        ({"type": "cuda", "name": "NVIDIA H200"}, "The kernel is right on this GPU."),
+    ],
+)
+def test_selftest_says_what_ran(device, says):
+    document = {"device": device, "versions": {}, "correctness": [], "timing": [], "errors": []}
+    assert selftest.render(document).endswith(says)
+
+
+def test_plan_of_another_model_names_no_size(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    text = plan.render(plan.make(tmp_path, []))
+    assert "not a DeepSeek-V4 checkpoint" in text
+    assert "None" not in text
 
 
 def test_help_fits_80_columns(monkeypatch, capsys):

@@ -156,3 +156,13 @@ def test_a_server_that_hangs(capsys):
 def test_json_is_one_document(serve, capsys):
     assert cli.main(["verify", "--url", serve(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+
+def test_json_is_one_document_where_no_server_answers(serve, capsys):
+    assert cli.main(["verify", "--url", serve(html=True), "--json"]) == 1
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["schema"] == 1
+    (error,) = document["errors"]
+    assert "is no SGLang server's" in error
+    assert error in said.err
