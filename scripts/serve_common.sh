@@ -3,6 +3,7 @@
 #
 # A recipe sets its defaults, defines `recipe_option`, calls `parse_command_line "$@"`, fills `flags`, calls `launch`.
 #   recipe_option OPTION [VALUE...]   sets `taken` to the number of words that it took; 0 if the option is not its own
+# The help text is what names a recipe's options: a misspelt one is told from SGLang's flags by it.
 
 python=${PYTHON:-python3}
 model=
@@ -16,7 +17,7 @@ environment=() # NAME=value for SGLang
 say() { printf '%s\n' "$*" >&2; }
 usage_error() { say "error: $*"; say "See $0 --help"; exit 2; }
 
-show_help() { # the comment at the head of the recipe
+help_text() { # the comment at the head of the recipe, and what all recipes have
   sed -n '2,/^[^#]/{/^#/!d;s/^# \{0,1\}//;p;}' "$0"
   cat <<'HELP'
 
@@ -26,23 +27,39 @@ Options of every recipe
   --help       this text
 Whatever else follows MODEL goes to SGLang as it is. PYTHON names the interpreter (python3).
 HELP
-  exit 0
+}
+
+refuse_near_miss() { # WORD: SGLang answers what it does not know with its whole usage
+  local option
+  for option in $(help_text | sed -n 's/^ \{2,3\}\(--[a-z0-9-]*\).*/\1/p'); do
+    [[ ${1//[-_]/} != "${option//-/}" ]] || usage_error "$1 is no option of this recipe; did you mean $option?"
+  done
 }
 
 parse_command_line() {
   while [ $# -gt 0 ]; do
     case $1 in
-      -h | --help) show_help ;;
+      -h | --help) help_text; exit 0 ;;
       --dry-run) dry_run=1; shift ;;
       --gb10) gb10=1; shift ;;
+      --help=* | --dry-run=* | --gb10=*) usage_error "${1%%=*} takes no value" ;;
       --) shift; extra+=("$@"); break ;;
       *)
         taken=0
-        recipe_option "$@"
+        if [[ $1 == --*=* ]]; then # an option and its value in one word, as SGLang takes them too
+          recipe_option "${1%%=*}" "${1#*=}"
+          [ "$taken" -ne 1 ] || usage_error "${1%%=*} takes no value"
+          [ "$taken" -eq 0 ] || taken=1
+        else
+          recipe_option "$@"
+        fi
         if [ "$taken" -gt 0 ]; then
           [ "$taken" -le $# ] || usage_error "$1 needs a value"
           shift "$taken"
-        elif [ -n "$model" ]; then
+          continue
+        fi
+        [[ $1 != --* ]] || refuse_near_miss "${1%%=*}"
+        if [ -n "$model" ]; then
           extra+=("$1"); shift
         elif [[ $1 == -* ]]; then
           usage_error "MODEL comes before SGLang's own flags ($1)"
@@ -53,6 +70,7 @@ parse_command_line() {
     esac
   done
   [ -n "$model" ] || usage_error "no MODEL: a checkpoint directory"
+  command -v "$python" >/dev/null || usage_error "PYTHON is '$python'; expected a Python interpreter"
   "$python" -c 'import sglang_sm120' 2>/dev/null ||
     { say "error: sglang-sm120 is not installed for $python; without it SGLang would start stock kernels"; exit 1; }
   if [ "$gb10" -eq 1 ]; then
@@ -68,6 +86,8 @@ parse_command_line() {
 need_number() { # OPTION VALUE
   [[ ${2-} =~ ^[1-9][0-9]*$ ]] || usage_error "$1 is '${2-}'; expected a positive whole number"
 }
+
+is_port() { [[ $1 =~ ^[1-9][0-9]{0,4}$ && $1 -le 65535 ]]; }
 
 quoted() { # the words as a line that a shell reads back
   local line

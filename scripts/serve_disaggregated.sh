@@ -33,7 +33,7 @@ recipe_option() {
     --decode-tp) need_number "$1" "${2-}"; decode_tp=$2; taken=2 ;;
     --transfer) transfer=${2-}; taken=2 ;;
     --eagle) eagle=1; taken=1 ;;
-    --port) need_number "$1" "${2-}"; port=$2; taken=2 ;;
+    --port) is_port "${2-}" || usage_error "$1 is '${2-}'; expected a port, 1 to 65535"; port=$2; taken=2 ;;
   esac
 }
 parse_command_line "$@"
@@ -70,6 +70,11 @@ router=(
   --worker-startup-timeout-secs 3600 # 150 GB from a slow disk can take longer than the router's half hour
 )
 
+need_router() {
+  "$python" -c 'import sglang_router' 2>/dev/null ||
+    { say "error: sglang-router is missing: pip install sglang-router"; return 1; }
+}
+
 if [ "$dry_run" -eq 1 ]; then
   quoted "${server[@]}" "${prefill[@]}"
   quoted "${server[@]}" "${decode[@]}"
@@ -79,11 +84,11 @@ if [ "$dry_run" -eq 1 ]; then
   plan "${prefill[@]}" || status=$?
   say "Decode:"
   plan "${decode[@]}" || status=$?
+  need_router || status=$?
   exit "$status"
 fi
 
-"$python" -c 'import sglang_router' 2>/dev/null ||
-  { say "error: sglang-router is missing: pip install sglang-router"; exit 1; }
+need_router
 
 # Each program leads a process group, so that stopping it stops what it started. When one ends, all end.
 set -m

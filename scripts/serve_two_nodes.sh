@@ -37,7 +37,8 @@ parse_command_line "$@"
 [[ $rank =~ ^[01]$ ]] || usage_error "--rank is '$rank'; expected 0 or 1"
 [ -n "$head" ] || usage_error "--head is missing: the address of host 0"
 [[ $head == *:* ]] || head=$head:25000
-[[ $head =~ ^.+:[1-9][0-9]*$ ]] || usage_error "--head is '$head'; expected ADDRESS or ADDRESS:PORT"
+{ [ -n "${head%:*}" ] && is_port "${head##*:}"; } ||
+  usage_error "--head is '$head'; expected ADDRESS or ADDRESS:PORT with a port of 1 to 65535"
 [ $((tp % 2)) -eq 0 ] || usage_error "--tp is $tp; two hosts need an even number of GPUs"
 
 flags+=(

@@ -26,7 +26,7 @@ def note(kind, arguments):
 def python(arguments):
     modules = {"sglang.launch_server": "launch", "sglang_router.launch_router": "router"}
     if arguments[0] == "-c" and arguments[1] in PRESENT:
-        return 0
+        return int(arguments[1].split()[1] == os.environ.get("STAND_IN_MISSING"))
     if arguments[0] == "-m" and arguments[1] in modules:
         note(modules[arguments[1]], arguments[2:])
         seconds, status = os.environ.get(f"STAND_IN_{modules[arguments[1]].upper()}", "0 0").split()

@@ -19,6 +19,9 @@ MODELS = re.findall(
 PARTS = re.findall(rf"^\| `(--tp [^|]+)` \| {NUMBER} \| {NUMBER} \|$", TEXT, re.M)
 SIMULATED = int(re.search(r"on simulated GPUs of (\d+)\s+GiB", TEXT)[1])
 FITS = re.findall(rf"^\| (\d) x \d+ GB[^|]*\| {NUMBER} to {NUMBER} GiB \|", TEXT, re.M)
+CACHE = re.findall(
+    rf"^\| (\d) x {SIMULATED} GB \| {NUMBER} to {NUMBER} GiB \| [^|]*?(\d+) to (\d+) GiB for KV", TEXT, re.M
+)
 FLASH = {"experts": 145.1, "draft": 3.2, "rest": 8.0}  # of the table of models, as the document rounds them
 
 
@@ -53,6 +56,13 @@ def test_plan_says_the_same(flags, part, gib, model):
     memory = json.loads(done.stdout)["memory"]
     assert memory["static_gib"] == pytest.approx(float(gib), abs=0.05)
     assert memory["static_gib"] / SIMULATED == pytest.approx(float(part), abs=0.0006)
+
+
+def test_what_is_left_for_the_cache():
+    parts = {flags.removeprefix("--tp "): float(gib) for flags, _, gib in PARTS}
+    assert CACHE
+    for gpus, lightest, heaviest, least, most in CACHE:
+        assert [int(least), int(most)] == [round(parts[gpus] - float(w)) for w in (heaviest, lightest)]
 
 
 @pytest.mark.parametrize(("gpus", "least", "most"), FITS)

@@ -48,12 +48,21 @@ def test_help_is_its_own_comment(path):
         ("serve_two_nodes.sh /m --rank 0", "--head is missing"),
         ("serve_two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
         ("serve_two_nodes.sh /m --rank 0 --head a:x", "--head is 'a:x'"),
+        ("serve_two_nodes.sh /m --rank 0 --head 10.0.0.1:99999", "--head is '10.0.0.1:99999'"),
+        ("serve_disaggregated.sh /m --port 99999", "--port is '99999'"),
+        ("serve_eagle.sh /m --dryrun", "--dryrun is no option of this recipe; did you mean --dry-run?"),
+        ("serve_pcie.sh /m --tp 2 --no_draft", "did you mean --no-draft?"),
+        ("serve_pcie.sh /m --tp 2 --ep=2", "--ep takes no value"),
+        ("serve_eagle.sh /m --dry-run=1", "--dry-run takes no value"),
+        ("serve_target.sh /m --tp=many", "--tp is 'many'"),
+        ("PYTHON=/nonexist serve_target.sh /m", "PYTHON is '/nonexist'"),
         ("serve_dspark.sh /m --draft /missing", "--draft is '/missing'"),
         ("serve_disaggregated.sh /m --transfer pigeon", "expected nixl"),
     ],
 )
 def test_wrong_usage_is_2(stand_ins, tree, line, says):
-    done, notes = stand_ins.run(f"scripts/{line}", tree)
+    *settings, script = line.partition("serve_")[0].split(), line[line.index("serve_") :]
+    done, notes = stand_ins.run(" ".join([*settings[0], f"scripts/{script}"]), tree)
     assert (done.returncode, notes) == (2, [])
     assert says in done.stderr
 
@@ -62,6 +71,24 @@ def test_without_the_overlay_nothing_starts(stand_ins, tree):
     done, notes = stand_ins.run("PYTHON=/bin/false scripts/serve_target.sh /m", tree)
     assert (done.returncode, notes) == (1, [])
     assert "not installed" in done.stderr
+
+
+def test_an_option_and_its_value_may_be_one_word(stand_ins, tree):
+    (apart,), (joined,) = (
+        stand_ins.run(f"scripts/serve_eagle.sh $MODEL {options} --log-level=info", tree)[1]
+        for options in ("--tp 4 --steps 3", "--tp=4 --steps=3")
+    )
+    assert joined == apart
+    assert joined["arguments"][2:4] == ["--tp", "4"]
+    assert joined["arguments"][-1] == "--log-level=info"
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_dry_run_says_what_the_run_would_miss(stand_ins, tree, missing):
+    line = "scripts/serve_disaggregated.sh $MODEL --dry-run"
+    done, notes = stand_ins.run(line, tree, STAND_IN_MISSING="sglang_router" if missing else "")
+    assert [note["kind"] for note in notes] == ["plan", "plan"]
+    assert ("sglang-router is missing" in done.stderr, done.returncode) == (missing, int(missing))
 
 
 def test_a_recipe_becomes_the_server(stand_ins, tree, model):
