@@ -33,8 +33,8 @@ route MoE layers as on SM120; attention and everything else run on the kernels o
 What a run shows: stock SGLang gives the MXFP4 draft of a hybrid checkpoint its TRT-LLM method, whatever the flags say,
 and ends in that method's first forward; with the overlay the draft gets ours, and SGLang serves with it. What none
 shows: the error's text on SM120 (on an H200 that method ends at an import that only Blackwell has;
-docs/TROUBLESHOOTING.md has SM120's), the target's fault and its cure (all servers name a runner for the target, because FlashInfer's NVFP4
-kernels do not run on an H200), SM120's speed, and SGLang's other kernels on SM120.
+docs/TROUBLESHOOTING.md has SM120's), the target's fault and its cure (all servers name a runner for the target, because
+FlashInfer's NVFP4 kernels do not run on an H200), SM120's speed, and SGLang's other kernels on SM120.
 
 Servers with `benchmarks/e2e/target_plugin` on their PYTHONPATH have sm120_triton for the target too: this SGLang's
 `--moe-runner-backend` takes no new names, so a plugin of one function answers for it. An accept length under "Answers"

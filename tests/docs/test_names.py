@@ -179,6 +179,8 @@ OURS = [
         "Two overlays cannot both own it; remove one, or leave ours out with SGLANG_SM120_DISABLE=",
     ),
     (OVERLAY / "reach.py", "which does not call what was there before"),
+    (OVERLAY / "conflicts.py", " the installed "),
+    (OVERLAY / "flag_values.py", "; expected a divisor of "),
     (OVERLAY / "reach.py", "the model's quantization is configured by "),
     (OVERLAY / "agreement.py", "; make their hosts the same"),
     (OVERLAY / "agreement.py", " s which overlay it runs; on its host "),
