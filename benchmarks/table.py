@@ -158,7 +158,7 @@ def tables() -> str:
         parts += section(f"{routing.capitalize()} routing", run, [r for r in run["rows"] if r["routing"] == routing])
     parts, not_timed = parts + repeated(run, load("h200-table-2")), failures(run)
     if (shapes := load("h200-shapes")) is not None:
-        parts += [*section("Other shapes, uniform routing", shapes, shapes["rows"])]
+        parts += section("Other shapes, uniform routing", shapes, shapes["rows"])
         parts += repeated(shapes, load("h200-shapes-2"))
         not_timed += failures(shapes)
     parts += ["Not timed:", *not_timed, ""] if not_timed else []

@@ -107,12 +107,12 @@ def between(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]
 
 def wgmma(shape: str) -> list[tuple[str, str, tuple[int, ...], list[Variant]]]:
     """SM90's product for many tokens: group widths on both sides of their bounds, beside the decode kernel's."""
-    few = [(128, 3, 4, 1), (128, 4, 4, 1), (128, 5, 4, 1), (128, 3, 4, 2), (64, 4, 4, 2)]
+    common = [(128, 3, 4, 1), (128, 4, 4, 1), (128, 5, 4, 1), (128, 3, 4, 2), (64, 4, 4, 2)]
     tiles = {
         16: [(128, 4, 4, 1), (128, 4, 4, 2), (64, 4, 4, 2)],
-        32: [*few, (128, 4, 4, 2)],
-        64: [*few, (64, 4, 4, 1), (256, 3, 8, 1)],
-        128: [*few[:2], (128, 3, 8, 1), (128, 3, 8, 2), (64, 3, 4, 1), (64, 4, 4, 1), (64, 3, 4, 2), (256, 3, 8, 1)],
+        32: [*common, (128, 4, 4, 2)],
+        64: [*common, (64, 4, 4, 1), (256, 3, 8, 1)],
+        128: [*common[:2], (128, 3, 8, 1), (128, 3, 8, 2), (64, 3, 4, 1), (64, 4, 4, 1), (64, 3, 4, 2), (256, 3, 8, 1)],
         256: [(128, 3, 8, 1), (128, 4, 8, 1), (64, 3, 4, 1), (64, 4, 4, 1)],
     }
     narrow = [Variant(t, t, many=False) for t in (Tile(64, 32, 2, 2), Tile(64, 16, 3, 2))]

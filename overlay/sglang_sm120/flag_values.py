@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Flags = Callable[
-    [str], Any
-]  # SGLang's name of a field -> its value, None if it is unset or this SGLang has no such one
+# SGLang's name of a field -> its value; None if it is unset, or unknown to this SGLang.
+Flags = Callable[[str], Any]
 
 # flag, field, least, most; a name instead of a number is the field that sets the bound, None is no bound
 _NUMBERS: tuple[tuple[str, str, int | str, int | None], ...] = (
@@ -58,7 +57,7 @@ def require_shares(flags: Flags, experts: int, intermediate: int) -> None:
     Raises:
         ImpossibleFlagsError: with a line for each fault.
     """
-    ep, parts = flags("ep_size") or 1, (flags("ep_size") or 1) * (flags("moe_dp_size") or 1)
+    ep, parts = flags("ep_size") or 1, _expert_parts(flags)
     flag = "--tp" if parts == 1 else "--tp / --ep-size"
     faults = [
         *_divides("--ep-size", ep, "n_routed_experts in config.json", experts),
@@ -94,7 +93,7 @@ def _bad_address(address: str | None) -> list[str]:
 
 def _uneven(flags: Flags) -> list[str]:
     tp, pp = flags("tp_size") or 1, flags("pp_size") or 1
-    parts = (flags("ep_size") or 1) * (flags("moe_dp_size") or 1)
+    parts = _expert_parts(flags)
     attention = max(flags("attn_dp_size") or 1, (flags("dp_size") or 1) if flags("enable_dp_attention") else 1)
     # A server that joins another one's ranks has hosts of its own.
     nodes = 1 if flags("ep_join_mode") == "scale" else flags("nnodes") or 1
@@ -103,6 +102,11 @@ def _uneven(flags: Flags) -> list[str]:
         *_divides("--dp-size or --attn-dp-size", attention, "--tp", tp),
         *_divides("--nnodes", nodes, "--tp x --pp-size", tp * pp),
     ]
+
+
+def _expert_parts(flags: Flags) -> int:
+    """Groups of ranks that hold different routed experts, or other tokens' copies of them."""
+    return (flags("ep_size") or 1) * (flags("moe_dp_size") or 1)
 
 
 def _divides(flag: str, size: int, what: str, whole: int) -> list[str]:

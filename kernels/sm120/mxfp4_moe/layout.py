@@ -19,7 +19,7 @@ the word's four, so activations in that format are stored in this order (`FP8_OR
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -61,13 +61,15 @@ def fp8_terms() -> list[Terms]:
     ]
 
 
-def decode_ptx(outputs: list[Terms]) -> str:
+def decode_ptx(outputs: list[Terms], names: Sequence[str] = ()) -> str:
     """PTX for `tl.inline_asm_elementwise`: one packed word in, one register per output out.
 
+    names: registers to write to instead of the operands $0, $1, ...; the word is the operand behind these all the same.
     Outputs need early-clobber constraints ("=&r"): one is written before the word is read for the last time.
     """
     count = len(outputs)
     word = f"${count}"
+    names = names or [f"${i}" for i in range(count)]
     moved: Terms = {}  # rotation -> all bits that it brings to their place, over the outputs
     for terms in outputs:
         for rotation, mask in terms.items():
@@ -75,21 +77,19 @@ def decode_ptx(outputs: list[Terms]) -> str:
     moved.pop(0, None)
     lines = ["{", ".reg .b32 " + ", ".join(f"r{r}" for r in moved) + ";"]
     lines += [f"{_rotation_ptx(r, mask)} r{r}, {_rotation_operands(r, mask, word)};" for r, mask in moved.items()]
-    for i, terms in enumerate(outputs):
+    for name, terms in zip(names, outputs, strict=True):
         for n, (rotation, mask) in enumerate(terms.items()):
             source = f"r{rotation}" if rotation else word
             if n == 0:
-                lines.append(f"and.b32 ${i}, {source}, {mask:#010x};")
+                lines.append(f"and.b32 {name}, {source}, {mask:#010x};")
             else:  # 0xEA: (a & b) | c
-                lines.append(f"lop3.b32 ${i}, {source}, {mask:#010x}, ${i}, 0xEA;")
+                lines.append(f"lop3.b32 {name}, {source}, {mask:#010x}, {name}, 0xEA;")
     return "\n".join([*lines, "}"])
 
 
 def scaled_ptx(outputs: list[Terms]) -> str:
     """PTX: one packed word and a pair of bf16 in, the two outputs of `decode_ptx` times that pair out."""
-    decode = decode_ptx(outputs)
-    for operand, name in (("$2", "$word"), ("$0", "first"), ("$1", "second"), ("$word", "$2")):
-        decode = decode.replace(operand, name)
+    decode = decode_ptx(outputs, ("first", "second"))
     products = "mul.rn.bf16x2 $0, first, $3;\nmul.rn.bf16x2 $1, second, $3;"
     return f"{{\n.reg .b32 first, second;\n{decode}\n{products}\n}}"
 

@@ -40,21 +40,18 @@ def accumulate_wide(
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    K must be a multiple of 64 SB.
+    N must be a multiple of BN, K of 64 SB.
     """
+    tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
     row = tile * BN + tl.arange(0, BN)
     column, block = tl.arange(0, SB * 32), tl.arange(0, SB)
     w_offs = ((row // 32) * (16 * K) + (row % 32) * 32)[:, None] + (column // 32 * 1024 + column % 32)[None, :]
     s_offs = ((row // 32) * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
     x_ptrs = x_rows[None, :] + (column // 32 * 64 + column % 32)[:, None]
     acc = tl.full((BN, BT), 0.0, tl.float32)
-    MASKED: tl.constexpr = N % BN != 0
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
-        lo, hi = load_bf16_codes(w_ptr, w_offs, column[None, :], (row < N)[:, None], MASKED, ASM)
-        if MASKED:
-            pair = tl.load(s_ptr + s_offs, mask=(row < N)[:, None], other=0).to(tl.int32)
-        else:
-            pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        lo, hi = load_bf16_codes(w_ptr, w_offs, column[None, :], None, False, ASM)
+        pair = tl.load(s_ptr + s_offs).to(tl.int32)
         x_lo = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
         x_hi = tl.load(x_ptrs + 32, mask=valid[None, :], other=0.0)
         if not ASM:
