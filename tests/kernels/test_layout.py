@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from layers import form_of
 from triton.runtime import interpreter
 
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import launch, layout, runtime, schedule, tuning
+from sglang_sm120.kernels.sm120.mxfp4_moe import launch, layout, runtime
 from sglang_sm120.kernels.sm120.mxfp4_moe.product_wgmma import _scaled_weights
 
 SHAPES = [(1, 32, 32), (2, 96, 64), (3, 64, 96), (2, 160, 288), (1, 352, 192), (2, 256, 576)]
@@ -200,21 +201,15 @@ def test_wgmma_weights_are_exact_with_every_scale_that_is_not_wide(superblocks, 
     assert torch.equal(out.double(), want.reshape(rows, -1))
 
 
-def test_the_products_of_sm90_as_the_gpu_computes_them(ptx_on_cpu, monkeypatch):
+def test_the_products_of_sm90_as_the_gpu_computes_them(ptx_on_cpu, sm90):
     """The whole layer with the assembly; the interpreter cuts its results off to bf16, three times up to 2**-8."""
-    monkeypatch.setattr(schedule, "is_sm90", lambda device: True)
-    monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
     tokens, hidden, inter = 40, 128, 64
     g = torch.Generator().manual_seed(1)
     tensors = [t.clamp(119, 124) if i % 2 else t for i, t in enumerate(layer(1, hidden, inter))]
     x, ids = torch.randn(tokens, hidden, generator=g).bfloat16(), torch.zeros(tokens, 1, dtype=torch.int32)
     weights = torch.ones(tokens, 1)
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    form = launch.Form(
-        x.device, tokens, 1, 1, hidden, inter, ids.dtype, hidden, hidden, True, 10.0, 1.0, mxfp8=False, fp8=False,
-        batch_invariant=False, wide_scales=False,
-    )  # fmt: skip
-    program = launch.Program(form)
+    program = launch.Program(form_of(x, ids, 1, inter))
     products = [s for s in program.steps if "WGMMA" in s.options]
     assert [s.options["WGMMA"] for s in products] == [True, True]
     for step in products:

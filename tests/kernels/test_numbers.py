@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
+from layers import form_of, pack, random_call, random_layer, relative
 
 from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-
-
-def pack(codes: torch.Tensor) -> torch.Tensor:
-    return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
-
-
-def random_layer(experts: int, hidden: int, inter: int, seed: int, device: str, low: int = 119, high: int = 124):
-    g = torch.Generator().manual_seed(seed)
-
-    def draw(a: int, b: int, *shape: int) -> torch.Tensor:
-        return torch.randint(a, b, shape, generator=g, dtype=torch.uint8).to(device)
-
-    return (
-        draw(0, 256, experts, 2 * inter, hidden // 2), draw(low, high, experts, 2 * inter, hidden // 32),
-        draw(0, 256, experts, hidden, inter // 2), draw(low, high, experts, hidden, inter // 32),
-    )  # fmt: skip
-
-
-def random_call(tokens: int, top_k: int, experts: int, hidden: int, seed: int, device: str):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, hidden, generator=g).to(torch.bfloat16)
-    ids = torch.rand(tokens, experts, generator=g).topk(top_k).indices.to(torch.int32)
-    weights = torch.rand(tokens, top_k, generator=g) + 0.1
-    return x.to(device), ids.to(device), (weights / weights.sum(-1, keepdim=True)).to(device)
-
-
-def relative(y: torch.Tensor, want: torch.Tensor) -> float:
-    return float((y.double() - want).norm() / want.norm())
 
 
 def test_every_code_with_every_scale_byte(device):
@@ -153,99 +124,6 @@ def test_two_steps_a_pass_change_no_bit(hidden, low, high, device):
     assert relative(results[0], want) <= 3e-3
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(10, 16), (20, 32), (50, 64), (150, 128)])
-@pytest.mark.parametrize("inter", [192, 256])
-@pytest.mark.parametrize("activation", ["exact", "mxfp8"])
-def test_wide_groups_of_sm90(tokens, width, inter, activation, monkeypatch):
-    """The order in which wgmma's columns lie, in both products, from an x with a stride, in the interpreter."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import launch, schedule, tuning
-
-    monkeypatch.setattr(schedule, "is_sm90", lambda device: True)
-    monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
-    tensors = random_layer(1, 128, inter, 3, "cpu")
-    x, ids, weights = random_call(tokens, 1, 1, 128, 4, "cpu")
-    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=activation)
-    form = launch.Form(
-        x.device, tokens, 1, 1, 128, inter, ids.dtype, 144, 128, True, 10.0, 1.0, mxfp8=activation == "mxfp8",
-        fp8=False, batch_invariant=False, wide_scales=False,
-    )  # fmt: skip
-    plan = launch.plan(form)
-    assert (plan.many, plan.gate_up.tokens) == (True, width)
-    x = torch.cat([x, torch.full((tokens, 16), float("nan"), dtype=x.dtype)], 1)
-    y = torch.empty(tokens, 128, dtype=torch.bfloat16)
-    launch.Program(form).run(x, moe.prepare_weights(*tensors), ids, weights, y)
-    assert relative(y, want) <= 3e-3
-
-
-def test_bad_tokens_and_absent_experts_of_sm90(monkeypatch):
-    """Several experts, 64-bit ids that are nobody's, and a token of NaN."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import launch, schedule, tuning
-
-    monkeypatch.setattr(schedule, "is_sm90", lambda device: True)
-    monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
-    tokens, hidden, inter, experts = 24, 128, 64, 3
-    tensors = random_layer(experts, hidden, inter, 3, "cpu")
-    x, ids, weights = random_call(tokens, 2, experts, hidden, 4, "cpu")
-    ids = ids.long()
-    ids[ids == 1] = -1  # a group of none
-    ids[5, 0], ids[6, 1] = 2**32, experts
-    form = launch.Form(
-        x.device, tokens, 2, experts, hidden, inter, ids.dtype, hidden, hidden, True, 10.0, 1.0, mxfp8=False,
-        fp8=False, batch_invariant=False, wide_scales=False,
-    )  # fmt: skip
-    plan = launch.plan(form)
-    assert (plan.scan, plan.many) == (False, True)
-    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    program, w, y = launch.Program(form), moe.prepare_weights(*tensors), torch.empty_like(x)
-    program.run(x, w, ids, weights, y)
-    assert relative(y, want) <= 3e-3
-    x[7] = float("nan")
-    spoilt = torch.empty_like(x)
-    program.run(x, w, ids, weights, spoilt)
-    others = torch.arange(tokens) != 7
-    assert torch.equal(spoilt[others], y[others])
-    assert spoilt[7].isnan().all() == bool((ids[7] >= 0).any())
-
-
-@pytest.mark.parametrize("mxfp8", [False, True])
-def test_reordered_rows_end_where_x_does(mxfp8):
-    """Two programs a row, the second with three of its 32 blocks, and what lies behind the last row stays."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import layout, reduce
-
-    rows, columns, stride = 3, 1120, 1136
-    x = torch.randn(rows, stride, generator=torch.Generator().manual_seed(0)).bfloat16()
-    q = torch.full((rows * columns + 1024,), 7.0, dtype=torch.bfloat16)
-    kernel, options = reduce.reorder_rows, {"K": columns, "BLOCKS": 32, "PDL": False}
-    if mxfp8:
-        kernel, options = reduce.round_rows_to_mxfp8, options | {"WGMMA": True, "ASM": False}
-    kernel.interpret((rows, 2), [x, q, stride], options)
-    want = x[:, :columns]
-    if mxfp8:
-        want = moe.reference.quantize_mxfp8(want.double()).bfloat16()
-    want = want.reshape(rows, -1, 32)[..., list(layout.WGMMA_ORDER)].reshape(rows, columns)
-    assert torch.equal(q[: rows * columns].reshape(rows, columns), want)
-    assert (q[rows * columns :] == 7.0).all()
-
-
-def test_only_sm90_reorders(monkeypatch):
-    """On SM120 the first product reads x itself, in its own order. A program reorders 1024 columns."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import launch, schedule, tuning
-
-    monkeypatch.setattr(tuning, "_plan", tuning._plan.__wrapped__)
-    form = launch.Form(
-        torch.device("cpu"), 100, 1, 1, 1152, 128, torch.int32, 1152, 1152, True, 10.0, 1.0, mxfp8=False, fp8=False,
-        batch_invariant=False, wide_scales=False,
-    )  # fmt: skip
-    for sm90 in (False, True):
-        monkeypatch.setattr(schedule, "is_sm90", lambda device, sm90=sm90: sm90)
-        assert launch.plan(form).many
-        assert not launch.plan(dataclasses.replace(form, limit=float("inf"))).many  # h would leave their range
-        steps = launch.steps(form)[0]
-        reorder = [s.grid for s in steps if s.kernel.__name__ == "reorder_rows"]
-        assert reorder == [(100, 2)] * sm90
-        assert {s.options["WGMMA"] for s in steps if "WGMMA" in s.options} == {sm90}
-
-
 def test_float32_scales_at_the_ends(device):
     tensors = list(random_layer(2, 64, 32, 11, device, 1, 255))
     tensors[3][0, 0, 0], tensors[3][0, 1, 0] = 0, 255
@@ -350,9 +228,6 @@ def test_the_native_mxfp8_path_where_it_is_emulated(shape, device):
         want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation="mxfp8")
         y = torch.empty_like(x)
         w = moe.prepare_weights(*(t.clone() for t in tensors))
-        form = launch.Form(
-            x.device, tokens, 2, experts, hidden, inter, ids.dtype, hidden, hidden, True, 10.0, 1.0, mxfp8=True,
-            fp8=True, batch_invariant=False, wide_scales=False,
-        )  # fmt: skip
+        form = form_of(x, ids, experts, inter, mxfp8=True, fp8=True)
         launch.Program(form).run(x, w, ids, weights, y)
         assert relative(y, want) <= 3e-3

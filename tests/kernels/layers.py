@@ -1,0 +1,53 @@
+"""Random layers, calls and forms for the tests of the kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_sm120.kernels.sm120.mxfp4_moe import launch
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+
+
+def random_layer(experts: int, hidden: int, inter: int, seed: int, device: str, low: int = 119, high: int = 124):
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(a: int, b: int, *shape: int) -> torch.Tensor:
+        return torch.randint(a, b, shape, generator=g, dtype=torch.uint8).to(device)
+
+    return (
+        draw(0, 256, experts, 2 * inter, hidden // 2), draw(low, high, experts, 2 * inter, hidden // 32),
+        draw(0, 256, experts, hidden, inter // 2), draw(low, high, experts, hidden, inter // 32),
+    )  # fmt: skip
+
+
+def random_call(tokens: int, top_k: int, experts: int, hidden: int, seed: int, device: str):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=g).to(torch.bfloat16)
+    ids = torch.rand(tokens, experts, generator=g).topk(top_k).indices.to(torch.int32)
+    weights = torch.rand(tokens, top_k, generator=g) + 0.1
+    return x.to(device), ids.to(device), (weights / weights.sum(-1, keepdim=True)).to(device)
+
+
+def relative(y: torch.Tensor, want: torch.Tensor) -> float:
+    return float((y.double() - want).norm() / want.norm())
+
+
+def form_of(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    experts: int,
+    inter: int,
+    *,
+    hidden: int = 0,
+    mxfp8: bool = False,
+    fp8: bool = False,
+) -> launch.Form:
+    """A call's form, with an output of its own; hidden: columns of x that count (0: all)."""
+    hidden = hidden or x.shape[1]
+    return launch.Form(
+        x.device, *ids.shape, experts, hidden, inter, ids.dtype, x.stride(0), hidden, True, 10.0, 1.0, mxfp8=mxfp8,
+        fp8=fp8, batch_invariant=False, wide_scales=False,
+    )  # fmt: skip
