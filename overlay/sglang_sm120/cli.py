@@ -110,9 +110,6 @@ def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str,
 
 
 def _progress(line: str) -> None:
-    from sglang_sm120 import interrupts
-
-    interrupts.check()
     print(line, file=sys.stderr, flush=True)
 
 
@@ -142,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         from sglang_sm120.arguments import parse
 
         terminal.prepare()
-        with interrupts.remembered():
+        with interrupts.end_imports(INTERRUPTED):
             arguments, flags = parse(sys.argv[1:] if argv is None else argv)
             return COMMANDS[arguments.command](arguments, flags)
     except KeyboardInterrupt:

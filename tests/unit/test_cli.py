@@ -1,12 +1,13 @@
-"""Misspelt commands and flags, and interruptions that something on the way swallows."""
+"""Misspelt commands and flags, and interruptions."""
 
-import contextlib
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from sglang_sm120 import cli, doctor, interrupts, plan, selftest
+from sglang_sm120 import cli, doctor, plan, selftest
 
 
 @pytest.mark.parametrize(
@@ -91,17 +92,27 @@ def test_help_fits_80_columns(monkeypatch, capsys):
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_an_interruption_that_an_import_swallows_ends_the_command(monkeypatch):
-    """torch's imports have bare except clauses; without more, Ctrl-C in one of them is lost."""
+@pytest.mark.parametrize("handler", ["pass", "raise ImportError('initialization failed')"])
+def test_an_interruption_within_an_import_ends_the_command_there(tmp_path, handler):
+    """torch's modules swallow it, its initializers turn it into an ImportError or abort."""
+    (tmp_path / "slow.py").write_text(
+        f"import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept: {handler}\nprint('went on')\n"
+    )
+    command = "from sglang_sm120 import cli, doctor; doctor.examine = lambda: __import__('slow'); cli.main(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
+
+def test_an_interruption_elsewhere_is_an_exception_that_can_be_cleaned_up_after(monkeypatch, capsys):
     def examine():
-        with contextlib.suppress(BaseException):
+        try:
             signal.raise_signal(signal.SIGINT)
-        interrupts.check()
-        pytest.fail("went on")
+        finally:
+            print("put away")
 
     monkeypatch.setattr(doctor, "examine", examine)
     assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().out == "put away\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
