@@ -1,8 +1,8 @@
 """The process behind `plan`: real SGLang resolves a launch on simulated GPUs and builds one MoE layer of each kind.
 
 Reads a request as JSON on stdin and writes the answer as JSON to its original stdout; whatever SGLang prints goes to
-stderr. The steps are those of a launch, in its order: load plugins, parse and resolve the flags, publish them as a
-scheduler does, let SGLang's loader build the quantization config, and construct SGLang's own `FusedMoE` with it.
+stderr. The steps are those of a launch, in its order: load plugins, parse, resolve and check the flags, publish them as
+a scheduler does, let SGLang's loader build the quantization config, and construct SGLang's own `FusedMoE` with it.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     server_args = _resolve(["--model-path", request["model"], *request["flags"]])
     flags = partial(sglang_api.resolved, server_args)
     flag_values.require(flags)
+    server_args.check_server_args()
     sizes = ("tp_size", "ep_size", "pp_size", "speculative_algorithm", "mem_fraction_static")
     answer["parallel"] = {name: flags(name) for name in sizes}
     sglang_api.publish_as_scheduler(server_args)
@@ -215,13 +216,20 @@ def _message(error: BaseException, flags: list[str]) -> str:
 
 
 def _with_flags(text: str, flags: list[str]) -> str:
-    """SGLang's complaint with the flags that it may mean, where it names neither one nor a file."""
+    """SGLang's complaint with the flags that it may mean, as given, where it names neither one nor a file."""
     if "--" in text or "config.json" in text:
         return text
-    given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
+    given: dict[str, str] = {}  # flag -> as given; SGLang too takes the last of several
+    name = ""
+    for word in flags:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            given[name] = word
+        elif name:
+            given[name] += f" {word}"
     words = text.lower().replace("_", " ")
-    meant = [flag for flag in given if flag.strip("-").replace("-", " ") in words] or given
-    return f"{text} ({', '.join(dict.fromkeys(meant))})" if meant else text
+    meant = [given[flag] for flag in given if flag.strip("-").replace("-", " ") in words] or list(given)
+    return f"{text} ({', '.join(meant)})" if meant else text
 
 
 def main() -> int:

@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parent.parent / "scripts"
+COMMAND = Path(sys.executable).with_name("sglang-sm120")
 
 EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
 EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
