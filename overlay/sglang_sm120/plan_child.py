@@ -12,6 +12,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -228,7 +229,8 @@ def _with_flags(text: str, flags: list[str]) -> str:
         elif name:
             given[name] += f" {word}"
     words = text.lower().replace("_", " ")
-    meant = [given[flag] for flag in given if flag.strip("-").replace("-", " ") in words] or list(given)
+    names = {flag: re.escape(flag.strip("-").replace("-", " ")) for flag in given}
+    meant = [given[flag] for flag in given if re.search(rf"\b{names[flag]}s?\b", words)] or list(given)
     return f"{text} ({', '.join(meant)})" if meant else text
 
 

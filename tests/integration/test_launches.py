@@ -70,7 +70,7 @@ STOPPED = [
     ("address", [*TP2, "--nnodes", "2", "--dist-init-addr", "h:99999"], {}, "--dist-init-addr is 'h:99999'; expected"),
     ("algorithm", [*TP2, "--speculative-algorithm", "EAGLEE"], {}, "ForCausalLM (--speculative-algorithm EAGLEE)"),
     ("part of a page", [*TP2, "--chunked-prefill-size", "1000"], {}, "page_size (--chunked-prefill-size 1000)"),
-    ("stages", [*TP2, *EAGLE, "--pp-size=2"], {}, "(MTP) is only supported on prefill nodes"),
+    ("stages", [*TP2, *EAGLE, "--pp-size=2"], {}, "disaggregation-mode=prefill) (--tp, --spec"),
     ("colon", [*TP2, "--served-model-name=a:b"], {}, "Invalid value: 'a:b' (--served-model-name=a:b)"),
     ("workers", [*TP2, "--tokenizer-worker-num", "0"], {}, "Tokenizer worker num must >= 1 (--tokenizer-worker-num 0)"),
     ("offloading", [*TP2, *EAGLE, "--cpu-offload-gb", "8"], {}, "--cpu-offload-gb moves expert weights"),
