@@ -31,7 +31,7 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     import json
     import os
 
-    from sglang_sm120 import files, selftest
+    from sglang_sm120 import files, interrupts, selftest
 
     receipt: Path | None = arguments.receipt
     if receipt and receipt.is_dir():
@@ -42,7 +42,8 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
             arguments.json,
         )
     try:
-        document = selftest.run(arguments.device, arguments.full, _progress)
+        with interrupts.restored():
+            document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"selftest cannot run: {error}", arguments.json)
     status = _answer(document, arguments.json, selftest.render)
@@ -56,7 +57,7 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
 
 def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
-    from sglang_sm120 import tune
+    from sglang_sm120 import interrupts, tune
     from sglang_sm120.checkpoint import CheckpointError
 
     try:
@@ -65,9 +66,10 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
             shapes += tune.shapes_of(arguments.model_path, arguments.tp)
         if arguments.check:
             return _answer(tune.check(shapes), arguments.json, tune.render)
-        document = tune.run(
-            shapes, arguments.tokens, arguments.minutes, arguments.routing, arguments.out, _progress
-        )  # fmt: skip
+        with interrupts.restored():
+            document = tune.run(
+                shapes, arguments.tokens, arguments.minutes, arguments.routing, arguments.out, _progress
+            )  # fmt: skip
     except (tune.TuneError, CheckpointError) as error:
         return _say(error, arguments.json)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
@@ -110,6 +112,9 @@ def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str,
 
 
 def _progress(line: str) -> None:
+    from sglang_sm120 import interrupts
+
+    interrupts.check()
     print(line, file=sys.stderr, flush=True)
 
 
@@ -139,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         from sglang_sm120.arguments import parse
 
         terminal.prepare()
-        with interrupts.end_imports(INTERRUPTED):
+        with interrupts.remembered(INTERRUPTED), interrupts.restored():
             arguments, flags = parse(sys.argv[1:] if argv is None else argv)
             return COMMANDS[arguments.command](arguments, flags)
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
-"""Ctrl-C that ends a command also while it imports.
+"""Ctrl-C that ends a command, whatever becomes of the exception on its way.
 
-A KeyboardInterrupt is not safe inside an import: bare `except` clauses of torch's modules swallow it, pybind11's
-initializers abort the process or report `initialization failed`, and numpy is left half made for the next to trip
-over. Commands import before they have anything to put away, so there the process ends where it stands.
+A KeyboardInterrupt is not safe inside an import: pybind11's initializers abort the process or report `initialization
+failed`, and numpy is left half made for the next to trip over. Commands import before they have anything to put away,
+so there the process ends where it stands. Elsewhere the exception can be lost: bare `except` clauses swallow it, and
+numpy reports it as a TypeError when it comes while a shape is converted. So the signal is remembered.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from functools import partial
 from types import FrameType
 
 _IMPORT = "<frozen importlib._bootstrap>"
+_seen = False
 
 
 @contextmanager
-def end_imports(status: int) -> Iterator[None]:
+def remembered(status: int) -> Iterator[None]:
     """Within, a SIGINT in the midst of an import exits with `status` at once; elsewhere it is a KeyboardInterrupt."""
+    global _seen
+    _seen = False
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored under nohup, or somebody else's
         yield
         return
@@ -30,7 +34,25 @@ def end_imports(status: int) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def restored() -> Iterator[None]:
+    """An exception that leaves here after a SIGINT is a KeyboardInterrupt: it is what that became on its way."""
+    try:
+        yield
+    except Exception:
+        check()
+        raise
+
+
+def check() -> None:
+    """To be called where work goes on: raises KeyboardInterrupt if one was lost."""
+    if _seen:
+        raise KeyboardInterrupt
+
+
 def _interrupt(status: int, _number: int, frame: FrameType | None) -> None:
+    global _seen
+    _seen = True
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT:
             os._exit(status)

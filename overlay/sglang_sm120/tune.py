@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import __version__, checkpoint, files, tile_tables
+from sglang_sm120 import __version__, checkpoint, files, interrupts, tile_tables
 from sglang_sm120.tile_tables import Machine, Shape, Table
 
 SCHEMA = 1
@@ -268,6 +268,7 @@ class Bar:
         self._said: tuple[Any, int] | None = None
 
     def __call__(self, p: Any) -> None:
+        interrupts.check()
         spent = self._clock() - self._begun
         share = (p.done + p.share) / p.total
         left = min(self._seconds, spent / share if share > 0.02 else self._seconds) - spent

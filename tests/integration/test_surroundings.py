@@ -56,7 +56,7 @@ def interrupted(seconds, *arguments):
     time.sleep(seconds)
     os.killpg(started.pid, signal.SIGINT)
     out, err = started.communicate(timeout=60)
-    assert started.returncode == 130
+    assert started.returncode == 130, err
     assert "Traceback" not in err
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sglang_sm120 import cli, doctor, plan, selftest
+from sglang_sm120 import cli, doctor, interrupts, plan, selftest, tune
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,40 @@ def test_an_interruption_within_an_import_ends_the_command_there(tmp_path, handl
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_an_interruption_elsewhere_is_an_exception_that_can_be_cleaned_up_after(monkeypatch, capsys):
-    def examine():
+def interrupted(becomes):
+    """Work in which a KeyboardInterrupt becomes an exception of another kind, or none."""
+
+    def work(*_):
         try:
             signal.raise_signal(signal.SIGINT)
-        finally:
-            print("put away")
+        except KeyboardInterrupt:
+            if becomes:
+                raise becomes from None
+        interrupts.check()
+        pytest.fail("went on")
 
-    monkeypatch.setattr(doctor, "examine", examine)
-    assert cli.main(["doctor"]) == 130
-    assert capsys.readouterr().out == "put away\n"
+    return work
+
+
+@pytest.mark.parametrize("becomes", [None, KeyboardInterrupt(), TypeError("expected a sequence"), RuntimeError("lost")])
+@pytest.mark.parametrize(
+    ("module", "function", "arguments", "says"),
+    [
+        (doctor, "examine", ["doctor"], ""),
+        (selftest, "run", ["selftest"], ""),
+        (tune, "run", ["tune", "--shapes", "256,4096,512,6"], "interrupted; what was measured is kept"),
+    ],
+)
+def test_whatever_an_interruption_becomes_it_ends_the_command(
+    module, function, arguments, says, becomes, monkeypatch, capsys
+):
+    """numpy turns it into a TypeError while it converts a shape; a bare except swallows it."""
+    monkeypatch.setattr(module, function, interrupted(becomes))
+    assert cli.main(arguments) == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert says in said.err
+    assert len(said.err.splitlines()) == (1 if says else 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
