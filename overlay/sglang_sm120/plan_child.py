@@ -217,7 +217,10 @@ def _message(error: BaseException, flags: list[str]) -> str:
 
 
 def _with_flags(text: str, flags: list[str]) -> str:
-    """SGLang's complaint with the flags that it may mean, as given, where it names neither one nor a file."""
+    """SGLang's complaint, where it names neither a flag nor a file, with the flags that it means as they were given.
+
+    Those are the ones whose words stand in it, also in the plural; if none do, all are named.
+    """
     if "--" in text or "config.json" in text:
         return text
     given: dict[str, str] = {}  # flag -> as given; SGLang too takes the last of several

@@ -104,15 +104,19 @@ def test_an_interruption_within_an_import_ends_the_command_there(tmp_path, handl
 
 
 def interrupted(becomes):
-    """Work in which a KeyboardInterrupt becomes an exception of another kind, or none."""
+    """Work in which a KeyboardInterrupt becomes an exception of another kind, or none until it says how far it is."""
 
-    def work(*_):
+    def work(*given):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
             if becomes:
                 raise becomes from None
-        interrupts.check()
+        if given:
+            progress = given[-1]
+            progress("a line")
+        else:
+            interrupts.check()
         pytest.fail("went on")
 
     return work

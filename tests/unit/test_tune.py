@@ -1,6 +1,8 @@
 """`sglang-sm120 tune`: what it measures for, what it keeps, and how it ends where it cannot work."""
 
+import contextlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -68,12 +70,14 @@ def test_again_measures_only_what_is_missing(gpu, table, capsys):
     assert len(tile_tables.read(table, HERE).entries) == 2
 
 
-def test_interrupted_it_keeps_what_it_has_and_says_so(gpu, table, monkeypatch, capsys):
+@pytest.mark.parametrize("swallowed", [(), (KeyboardInterrupt,)], ids=["seen", "swallowed until the bar moves"])
+def test_interrupted_it_keeps_what_it_has_and_says_so(gpu, table, monkeypatch, capsys, swallowed):
     real = tile_search.GpuTimer.__call__
 
     def interrupted(self, shape, tokens, tiles, rounds):
         if tokens == 4:
-            raise KeyboardInterrupt
+            with contextlib.suppress(*swallowed):
+                signal.raise_signal(signal.SIGINT)
         return real(self, shape, tokens, tiles, rounds)
 
     monkeypatch.setattr(tile_search.GpuTimer, "__call__", interrupted)
