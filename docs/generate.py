@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import releases, schemas
+from sglang_sm120 import schemas
+from sglang_sm120.upstream import releases
 
 ROOT = Path(__file__).resolve().parent.parent
 RECEIPTS = ROOT / "benchmarks" / "receipts"

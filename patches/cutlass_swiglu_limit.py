@@ -9,11 +9,12 @@ from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import contracts, imports, patching, releases
-from sglang_sm120.contracts import Target
-from sglang_sm120.patches import behaviour
-from sglang_sm120.patching import Patch, Status
+from sglang_sm120.moe import stock
+from sglang_sm120.patching import on_import, replace
+from sglang_sm120.patching.records import Patch, Status
 from sglang_sm120.settings import Settings
+from sglang_sm120.upstream import contracts, releases
+from sglang_sm120.upstream.contracts import Target
 
 NAME = "cutlass_swiglu_limit"
 _QUANT = "sglang.srt.layers.quantization.modelopt_quant"
@@ -29,18 +30,18 @@ _clamp: ContextVar[Mapping[str, Any] | None] = ContextVar("sglang_sm120_clamp", 
 
 def install(_settings: Settings) -> str:
     """Wrap the method that prepares the layer, the one that runs it, and the place that names the kernel."""
-    imports.when_imported(_QUANT, _wrap_method)
+    on_import.when_imported(_QUANT, _wrap_method)
     if contracts.find(_RUNNER, _GETTER) is not None:
-        imports.when_imported(_RUNNER, _wrap_getter)
+        on_import.when_imported(_RUNNER, _wrap_getter)
     else:
-        imports.when_imported(_QUANT, _wrap_kernel)  # SGLang 0.5.14 calls the kernel from the method itself
+        on_import.when_imported(_QUANT, _wrap_kernel)  # SGLang 0.5.14 calls the kernel from the method itself
     return f"{_CLASS} on flashinfer_cutlass passes alpha 1, beta 0 and the checkpoint's limit"
 
 
 def _wrap_method(module: ModuleType) -> None:
     cls = getattr(module, _CLASS)
-    patching.replace_method(cls, "process_weights_after_loading", NAME, _preparing)
-    patching.replace_method(cls, "apply", NAME, _running)
+    replace.replace(cls, "process_weights_after_loading", NAME, _preparing)
+    replace.replace(cls, "apply", NAME, _running)
 
 
 def _preparing(original: FunctionType) -> Callable[..., Any]:
@@ -103,15 +104,15 @@ def _wrap_getter(module: ModuleType) -> None:
 
         return _flashinfer_cutlass_fused_moe
 
-    patching.replace_function(module, _GETTER, NAME, wrap)
+    replace.replace(module, _GETTER, NAME, wrap)
 
 
 def _wrap_kernel(module: ModuleType) -> None:
     kernel: Any = module.__dict__.get("flashinfer_cutlass_fused_moe")
-    if getattr(kernel, patching.MARK, None) == NAME:
+    if getattr(kernel, replace.MARK, None) == NAME:
         return
     if getattr(kernel, "__name__", None) != "cutlass_fused_moe":
-        raise patching.PatchError(
+        raise replace.PatchError(
             f"patch {NAME}: {_QUANT}.flashinfer_cutlass_fused_moe is {kernel!r}; expected FlashInfer's "
             f"cutlass_fused_moe. Is flashinfer-python installed? Or leave it out with SGLANG_SM120_DISABLE={NAME}"
         )
@@ -120,11 +121,8 @@ def _wrap_kernel(module: ModuleType) -> None:
     def cutlass_fused_moe(*args: Any, **kwargs: Any) -> Any:
         return kernel(*args, **kwargs, **(_clamp.get() or {}))
 
-    setattr(cutlass_fused_moe, patching.MARK, NAME)
-    module.flashinfer_cutlass_fused_moe = cutlass_fused_moe  # type: ignore[attr-defined]
-    patching.REPLACED.append(
-        patching.Replacement(NAME, module.__name__, "flashinfer_cutlass_fused_moe", cutlass_fused_moe)
-    )
+    name = "flashinfer_cutlass_fused_moe"
+    replace.record(module, name, NAME, replace.put(module, name, NAME, cutlass_fused_moe))
 
 
 PATCH = Patch(
@@ -196,5 +194,5 @@ PATCH = Patch(
     install=install,
     proven_on=releases.span("0.5.14", "0.5.20"),
     elsewhere=(Status.NOT_NEEDED, "this SGLang hands swiglu_limit to the kernel itself"),
-    mended=behaviour.mended_clamp,
+    mended=stock.mended_clamp,
 )

@@ -7,12 +7,16 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import checkpoint, contracts, imports, patching, reach, releases, report, routing, sglang_api
-from sglang_sm120.contracts import Target
-from sglang_sm120.patches import behaviour
-from sglang_sm120.patching import Patch
-from sglang_sm120.report import Decision
+from sglang_sm120.checkpoint import inspection
+from sglang_sm120.moe import decisions, runners, stock
+from sglang_sm120.moe import launch as launch_of
+from sglang_sm120.moe.decisions import Decision
+from sglang_sm120.moe.launch import Launch
+from sglang_sm120.patching import on_import, records, replace, still_reached
+from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.upstream import contracts, releases, server_flags
+from sglang_sm120.upstream.contracts import Target
 
 NAME = "deepseek_v4_gate"
 ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -32,13 +36,13 @@ def install(settings: Settings) -> str:
     _installed = True
     if contracts.has_module(_REGISTRY):
         # After upstream's, which that module registers while it is imported: the last provider wins.
-        imports.when_imported(_REGISTRY, lambda m: m.register_model_override(ARCHITECTURE)(_provider(settings)))
+        on_import.when_imported(_REGISTRY, lambda m: m.register_model_override(ARCHITECTURE)(_provider(settings)))
     else:
-        imports.when_imported(_IMPERATIVE, lambda module: _before_defaults(module, settings))
+        on_import.when_imported(_IMPERATIVE, lambda module: _before_defaults(module, settings))
     if contracts.has_module(_HOOKS):
-        imports.when_imported(_HOOKS, lambda m: m.register_resolution_hook("handle_speculative_decoding")(_check))
+        on_import.when_imported(_HOOKS, lambda m: m.register_resolution_hook("handle_speculative_decoding")(_check))
     else:
-        imports.when_imported(_ARGS, _check_when_resolved)
+        on_import.when_imported(_ARGS, _check_when_resolved)
     return f"decides when {ARCHITECTURE} is resolved"
 
 
@@ -54,7 +58,7 @@ def _before_defaults(module: ModuleType, settings: Settings) -> None:
 
         return apply_deepseek_v4_defaults
 
-    patching.replace_function(module, "apply_deepseek_v4_defaults", NAME, wrap)
+    replace.replace(module, "apply_deepseek_v4_defaults", NAME, wrap)
 
 
 def _check_when_resolved(module: ModuleType) -> None:
@@ -69,32 +73,32 @@ def _check_when_resolved(module: ModuleType) -> None:
 
         return resolve
 
-    patching.replace_method(module.ServerArgs, name, NAME, wrap)
+    replace.replace(module.ServerArgs, name, NAME, wrap)
 
 
 def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
     def sm120_moe_runners(server_args: Any, _hf_config: Any) -> dict[str, str]:
         global _decided
-        view = sglang_api.resolving(server_args)
+        view = server_flags.resolving(server_args)
         if view.device != "cuda":
             return {}
-        reach.require()
+        still_reached.require()
         _refuse_damaged(view)
         _decided = server_args
-        launch = sglang_api.launch_facts(server_args, settings.draft_runner)
+        launch = launch_of.facts(server_args, settings.draft_runner)
         try:
-            target = routing.route_target(launch)
+            target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
             declared = _declare("moe_runner_backend", "target", NAME, target)
             if launch.speculative is not None and _draft_is_ours():
-                draft = routing.route_draft(launch)
+                draft = runners.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
                 _refuse_unpatched_schedulers(view, draft)
                 _refuse_disabled(settings, launch, draft)
             else:
-                draft = routing.Route(None, "no draft of ours")
+                draft = runners.Route(None, "no draft of ours")
             _refuse_offloading(view, RUNNER in (target.runner, draft.runner, launch.target_runner))
-        except routing.RouteError as error:
+        except runners.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
         return declared
 
@@ -103,16 +107,16 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
 
 def _draft_is_ours() -> bool:
     """Whether the draft's patch is in: left out by name, or mended upstream, SGLang decides."""
-    state = patching.STATES.get(DRAFT_PATCH)
-    return state is not None and state.status == patching.Status.APPLIED
+    state = records.STATES.get(DRAFT_PATCH)
+    return state is not None and state.status == records.Status.APPLIED
 
 
-def _declare(field: str, role: str, patch: str, route: routing.Route) -> dict[str, str]:
-    report.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
-    return {} if route.runner is None else {field: sglang_api.flag_name(route.runner)}
+def _declare(field: str, role: str, patch: str, route: runners.Route) -> dict[str, str]:
+    decisions.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
+    return {} if route.runner is None else {field: server_flags.flag_name(route.runner)}
 
 
-def _refuse_disabled(settings: Settings, launch: routing.Launch, route: routing.Route) -> None:
+def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -> None:
     """A route to our runner needs the patches that register its name and give the layer our method."""
     needed = ["runner_name"] if launch.takes_names else []
     needed += ["mxfp4_experts"] if "mxfp4" in (launch.kind, launch.draft_kind) else []
@@ -139,14 +143,14 @@ def _refuse_damaged(view: Any) -> None:
     if view.load_format == "dummy" or not directory.is_dir():
         return
     try:
-        problems = checkpoint.inspect(directory).problems
-    except checkpoint.CheckpointError as error:
+        problems = inspection.inspect(directory).problems
+    except inspection.CheckpointError as error:
         raise SystemExit(f"sglang-sm120: {error}") from error
     if problems:
         raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
 
 
-def _refuse_unpatched_schedulers(view: Any, draft: routing.Route) -> None:
+def _refuse_unpatched_schedulers(view: Any, draft: runners.Route) -> None:
     """Ray actors and the weight-cache daemon build models without loading plugins: the draft would be stock."""
     if draft.runner is None:
         return
@@ -167,14 +171,14 @@ def _unpatched(view: Any) -> tuple[tuple[str, bool], ...]:
 def _check(server_args: Any, previous: Callable[[Any], None]) -> None:
     """After resolution: nobody may have put an SM100-only runner back."""
     previous(server_args)
-    view = sglang_api.resolving(server_args)
-    if view.device != "cuda" or sglang_api.target_kind(server_args) != "hybrid-nvfp4":
+    view = server_flags.resolving(server_args)
+    if view.device != "cuda" or server_flags.target_kind(server_args) != "hybrid-nvfp4":
         return
-    reason = routing.NVFP4_REFUSED.get(view.moe_runner_backend)
+    reason = runners.NVFP4_REFUSED.get(view.moe_runner_backend)
     if reason is not None:
         raise SystemExit(
-            f"sglang-sm120: {routing.TARGET_FLAG} was resolved to {view.moe_runner_backend} after {NAME} had chosen: "
-            f"{reason}. Pass {routing.TARGET_FLAG} {routing.NVFP4_WORKING[0]}"
+            f"sglang-sm120: {runners.TARGET_FLAG} was resolved to {view.moe_runner_backend} after {NAME} had chosen: "
+            f"{reason}. Pass {runners.TARGET_FLAG} {runners.NVFP4_WORKING[0]}"
         )
 
 
@@ -237,5 +241,5 @@ PATCH = Patch(
     ),
     remove_when="upstream's `_deepseek_v4_overrides` gives a hybrid checkpoint on SM120 another runner than trtllm",
     install=install,
-    mended=lambda: behaviour.mended_layer("target"),
+    mended=lambda: stock.mended_layer("target"),
 )

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, releases
-from sglang_sm120.contracts import Target
-from sglang_sm120.patching import Patch, Status
+from sglang_sm120.patching import on_import, replace
+from sglang_sm120.patching.records import Patch, Status
 from sglang_sm120.settings import Settings
+from sglang_sm120.upstream import releases
+from sglang_sm120.upstream.contracts import Target
 
 NAME = "marlin_routed_scaling"
 _QUANT = "sglang.srt.layers.quantization.modelopt_quant"
@@ -21,7 +22,7 @@ _HYBRID_MARK = "model.decoder.*"  # SGLang's loader adds it to the exclusions of
 
 def install(_settings: Settings) -> str:
     """Replace one method, now or when SGLang imports the module."""
-    imports.when_imported(_QUANT, _wrap_method)
+    on_import.when_imported(_QUANT, _wrap_method)
     return f"{_CLASS} on marlin leaves the routed scaling to top-k"
 
 
@@ -37,7 +38,7 @@ def _wrap_method(module: ModuleType) -> None:
 
         return create_moe_runner
 
-    patching.replace_method(getattr(module, _CLASS), "create_moe_runner", NAME, wrap)
+    replace.replace(getattr(module, _CLASS), "create_moe_runner", NAME, wrap)
 
 
 PATCH = Patch(

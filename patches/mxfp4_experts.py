@@ -6,11 +6,14 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api, sglang_layers
-from sglang_sm120.contracts import Target
-from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
-from sglang_sm120.patching import Patch
+from sglang_sm120.moe import decisions, runners
+from sglang_sm120.moe.choose import mxfp4_method
+from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
+from sglang_sm120.patching import on_import, replace, still_reached
+from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.upstream import built_layers, releases, server_flags
+from sglang_sm120.upstream.contracts import Target
 
 NAME = "mxfp4_experts"
 _MODULE = "sglang.srt.layers.quantization.fp8"
@@ -28,13 +31,11 @@ _PACKED_METHODS = (
 def install(settings: Settings) -> str:
     """Replace one method, now or when SGLang imports the module, and have it looked after."""
 
-    def replace(module: ModuleType) -> None:
-        patching.replace_method(
-            module.Fp8Config, "get_quant_method", NAME, lambda original: _wrap(original, module, settings)
-        )
+    def _replace(module: ModuleType) -> None:
+        replace.replace(module.Fp8Config, "get_quant_method", NAME, lambda original: _wrap(original, module, settings))
 
-    done = imports.when_imported(_MODULE, replace)
-    reach.watch()
+    done = on_import.when_imported(_MODULE, _replace)
+    still_reached.watch()
     return "Fp8Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
@@ -42,19 +43,21 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Cal
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         method = original(self, layer, prefix)
         packed = self.is_fp4_experts and not getattr(self, "dequant_fp4_to_fp8", False)
-        if not packed or not sglang_layers.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
+        if not packed or not built_layers.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
             return method
-        report.once("summary", report.summary())
-        runner = sglang_api.layer_runner(prefix)
-        role = "draft" if sglang_api.is_draft_prefix(prefix) else "target"
-        if runner in routing.MXFP4_REFUSED and isinstance(method, module.Fp8MoEMethod):
-            flag = routing.DRAFT_FLAG if role == "draft" else routing.TARGET_FLAG
+        decisions.once("summary", decisions.summary())
+        runner = server_flags.layer_runner(prefix)
+        role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+        if runner in runners.MXFP4_REFUSED and isinstance(method, module.Fp8MoEMethod):
+            flag = runners.DRAFT_FLAG if role == "draft" else runners.TARGET_FLAG
             raise SystemExit(
                 f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: "
-                f"{routing.MXFP4_REFUSED[runner]}. Pass {flag} {' or '.join(routing.MXFP4_WORKING)}"
+                f"{runners.MXFP4_REFUSED[runner]}. Pass {flag} {' or '.join(runners.MXFP4_WORKING)}"
             )
         # EAGLE has swapped the runner, so SGLang has done what the flag says, unless it says ours.
-        ignored = role == "draft" and runner in ("marlin", "flashinfer_mxfp4") and runner != sglang_api.global_runner()
+        ignored = (
+            role == "draft" and runner in ("marlin", "flashinfer_mxfp4") and runner != server_flags.global_runner()
+        )
         if runner != RUNNER and not ignored:
             return method
         return mxfp4_method(self, prefix, runner, NAME, f"{runner} was asked for", settings)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120 import imports, patching, reach, releases, report, routing, sglang_api, sglang_layers
-from sglang_sm120.contracts import Target
-from sglang_sm120.patches import behaviour
-from sglang_sm120.patches.common import LOADER_STEP, METHOD_BASE, mxfp4_method
-from sglang_sm120.patching import Patch
+from sglang_sm120.moe import decisions, runners, stock
+from sglang_sm120.moe.choose import mxfp4_method
+from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
+from sglang_sm120.patching import on_import, replace, still_reached
+from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.upstream import built_layers, releases, server_flags
+from sglang_sm120.upstream.contracts import Target
 
 NAME = "mxfp4_nextn"
 _MODULE = "sglang.srt.layers.quantization.modelopt_quant"
@@ -21,23 +23,23 @@ _MOE = "sglang.srt.layers.moe"
 def install(settings: Settings) -> str:
     """Replace one method, now or when SGLang imports the module, and have it looked after."""
 
-    def replace(module: ModuleType) -> None:
-        patching.replace_method(
+    def _replace(module: ModuleType) -> None:
+        replace.replace(
             module.HybridFp8NvFp4Config, "get_quant_method", NAME, lambda original: _wrap(original, settings)
         )
 
-    done = imports.when_imported(_MODULE, replace)
-    reach.watch()
+    done = on_import.when_imported(_MODULE, _replace)
+    still_reached.watch()
     return "HybridFp8NvFp4Config.get_quant_method" + ("" if done else " as soon as SGLang imports it")
 
 
 def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
-        if not sglang_layers.is_fused_moe(layer):
+        if not built_layers.is_fused_moe(layer):
             return original(self, layer, prefix)
-        report.once("summary", report.summary())
+        decisions.once("summary", decisions.summary())
         # SGLang 0.5.16 has DSpark and does not exclude its `stages.*`, which are MXFP4 like every draft's experts.
-        if not (self.nvfp4_config.is_layer_excluded(prefix) or sglang_api.is_draft_prefix(prefix)):
+        if not (self.nvfp4_config.is_layer_excluded(prefix) or server_flags.is_draft_prefix(prefix)):
             return _target(original(self, layer, prefix) if _target_runs(prefix) else None)
         if not self.is_fp4_experts:
             return original(self, layer, prefix)
@@ -52,25 +54,25 @@ def _target_runs(prefix: str) -> bool:
     The gate has seen to this wherever plugins were loaded before the flags were resolved. A program that resolves them
     first (`run_server(args)` without `load_plugins()`) gets here.
     """
-    runner = sglang_api.layer_runner(prefix)
-    reason = routing.NVFP4_REFUSED.get(runner)
+    runner = server_flags.layer_runner(prefix)
+    reason = runners.NVFP4_REFUSED.get(runner)
     if reason is None:
         return True
     raise SystemExit(
-        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {routing.TARGET_FLAG} "
-        f"{' or '.join(routing.NVFP4_WORKING)}; if deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
+        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {runners.TARGET_FLAG} "
+        f"{' or '.join(runners.NVFP4_WORKING)}; if deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
         "that starts SGLang itself must call sglang.srt.plugins.load_plugins() before it resolves its arguments"
     )
 
 
 def _target(method: Any) -> Any:
-    report.once("target", f"MoE target: {type(method).__name__} (NVFP4)")
+    decisions.once("target", f"MoE target: {type(method).__name__} (NVFP4)")
     return method
 
 
 def _draft(config: Any, prefix: str, settings: Settings) -> Any:
-    runner = sglang_api.layer_runner(prefix)
-    if not sglang_api.is_draft_prefix(prefix):
+    runner = server_flags.layer_runner(prefix)
+    if not server_flags.is_draft_prefix(prefix):
         runner = RUNNER  # an excluded target layer: the target's runner reads NVFP4
     return mxfp4_method(config, prefix, runner, NAME, f"MXFP4 experts of a hybrid checkpoint ({prefix})", settings)
 
@@ -131,5 +133,5 @@ PATCH = Patch(
     untouched="linear layers, NVFP4 target layers, checkpoints whose draft is not FP4",
     remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` has another method for `model.decoder.*` on SM120",
     install=install,
-    mended=lambda: behaviour.mended_layer("draft"),
+    mended=lambda: stock.mended_layer("draft"),
 )

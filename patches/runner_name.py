@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sglang_sm120 import imports, releases, sglang_api
-from sglang_sm120.contracts import Target
-from sglang_sm120.patching import Patch, Status
+from sglang_sm120.patching import on_import
+from sglang_sm120.patching.records import Patch, Status
 from sglang_sm120.settings import DRAFT_MOE, RUNNER, Settings
+from sglang_sm120.upstream import releases, server_flags
+from sglang_sm120.upstream.contracts import Target
 
 _UTILS, _ARGS = "sglang.srt.layers.moe.utils", "sglang.srt.server_args"
 
 
 def install(_settings: Settings) -> str:
     """Extend the flags' choices and the runner names, each once SGLang imports the module that holds them."""
-    imports.when_imported(_ARGS, lambda _module: sglang_api.register_runner_name(RUNNER))
-    imports.when_imported(_UTILS, _adopt)
+    on_import.when_imported(_ARGS, lambda _module: server_flags.register_runner_name(RUNNER))
+    on_import.when_imported(_UTILS, _adopt)
     return f"--moe-runner-backend and --speculative-moe-runner-backend take {RUNNER}"
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_sm120.patches import checkpoint_format
-from sglang_sm120.patches.checkpoint_format import BLOCK, COMPRESSED, Shape
+from sglang_sm120.checkpoint import format
+from sglang_sm120.checkpoint.format import BLOCK, COMPRESSED, Shape
 
 HYPER = 4  # copies of the residual stream (hyper-connections)
 # Root mean squares of the random codes: e2m1 over all 16, e4m3 over the 32 magnitudes from 0.25 to 3.75.
@@ -58,7 +58,7 @@ class Tensor:
     def data(self, stream: Stream) -> np.ndarray:
         """The values, in the tensor's own bytes."""
         values = self.fill(stream)
-        assert values.nbytes == checkpoint_format.nbytes(self.dtype, self.shape), (self.name, values.shape, self.shape)
+        assert values.nbytes == format.nbytes(self.dtype, self.shape), (self.name, values.shape, self.shape)
         return values
 
 
@@ -180,7 +180,7 @@ class Block:
             self.normal(f"{f}gate.bias", "F32", (s.experts,), 0.05)
         # Pre-activations of deviation 3, so that some reach the clamp at 10; outputs half the residual.
         gains = {"w1": 3.0, "w2": 0.07, "w3": 3.0}
-        for part, (rows, columns) in checkpoint_format.expert_matrices(s).items():
+        for part, (rows, columns) in format.expert_matrices(s).items():
             for expert in range(s.experts):
                 self._expert(f"{f}experts.{expert}.{part}", kind, rows, columns, gains[part])
             self.fp8(f"{f}shared_experts.{part}", rows, columns, gains[part])
@@ -217,5 +217,5 @@ class Block:
             },
             "fp8": {"weight": e4m3, "scale": lambda _: np.full((-(-rows // BLOCK), -(-columns // BLOCK)), start)},
         }
-        for part, (dtype, size) in checkpoint_format.matrix(kind, rows, columns).items():
+        for part, (dtype, size) in format.matrix(kind, rows, columns).items():
             self.add(f"{name}.{part}", dtype, size, fills[kind][part])

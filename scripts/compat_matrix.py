@@ -27,7 +27,7 @@ import expected  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
 
-from sglang_sm120 import releases  # noqa: E402
+from sglang_sm120.upstream import releases  # noqa: E402
 
 # A post-release that changed nothing the overlay touches is asked on one architecture.
 _ONE_ARCH = ("0.5.15.post1",)

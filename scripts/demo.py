@@ -26,7 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_checkpoint
-from sglang_sm120 import gpu, plan
+from sglang_sm120 import gpu
+from sglang_sm120.commands.plan import command as plan
 
 EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
 EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import sglang_api, simulate
+from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.upstream import server_flags
 
 PREFIX = "model.decoder.mlp.experts"
 
@@ -36,9 +37,9 @@ def resolve(model: Path, tp: int, ep: int, rank: int) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
     server_args = prepare_server_args(["--model-path", str(model), *_flags(tp, ep)])
-    sglang_api.resolve(server_args)
-    sglang_api.publish_as_scheduler(server_args, rank)
-    return sglang_api.model_config(server_args, draft_path=str(model))
+    server_flags.resolve(server_args)
+    one_rank.publish_as_scheduler(server_args, rank)
+    return server_flags.model_config(server_args, draft_path=str(model))
 
 
 def build(model_config: Any) -> Any:
@@ -72,8 +73,8 @@ def build(model_config: Any) -> Any:
         def post_load_weights(self, is_nextn: bool = True, weight_names: Any = None) -> None:
             """Nothing but experts here."""
 
-    with sglang_api.speculative_context():
-        return Experts(model_config.hf_config, sglang_api.quantization_config(model_config))
+    with one_rank.speculative_context():
+        return Experts(model_config.hf_config, one_rank.quantization_config(model_config))
 
 
 class _OnlyRank:
@@ -125,7 +126,7 @@ def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, toke
     import torch
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-    from sglang_sm120.kernels.sm120 import mxfp4_moe
+    from sglang_sm120.kernels.sm120 import fp4_moe
 
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, config.hidden_size, generator=g).bfloat16()
@@ -138,7 +139,7 @@ def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, toke
     if not torch.equal(x, before):
         raise SystemExit("the layer overwrote its input")
     here = (ids >= first_expert) & (ids < first_expert + weights[0].shape[0])
-    want = mxfp4_moe.reference.mxfp4_moe(
+    want = fp4_moe.reference.mxfp4_moe(
         x, *weights, torch.where(here, ids - first_expert, -1), probabilities,
         swiglu_limit=config.swiglu_limit, routed_scaling_factor=config.routed_scaling_factor,
     )  # fmt: skip
@@ -156,11 +157,11 @@ def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool)
     for seed in range(2 if update else 1):
         load(model, model_config)
         weights, first = shard(directory, tp, ep, rank)
-        with sglang_api.speculative_context(), sglang_api.simulated_rank():
+        with one_rank.speculative_context(), one_rank.simulated_rank():
             errors.append(compare(layer, weights, first, config, tokens, seed))
     return {
         "method": type(layer.quant_method).__name__,
-        "runner": sglang_api.runner_of(layer),
+        "runner": one_rank.runner_of(layer),
         "tp": tp,
         "ep": ep,
         "rank": rank,

@@ -9,9 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_sm120 import releases, settings
+from sglang_sm120 import settings
 from sglang_sm120.patches import PATCHES
-from sglang_sm120.patching import Patch
+from sglang_sm120.patching.records import Patch
+from sglang_sm120.upstream import releases
 
 ROOT = Path(__file__).resolve().parent.parent
 

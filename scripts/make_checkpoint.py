@@ -30,8 +30,8 @@ import numpy as np
 
 import checkpoint_tensors
 from checkpoint_tensors import Block, Stream, Tensor, bfloat16, hyper_head, normal, ones
-from sglang_sm120.patches import checkpoint_format
-from sglang_sm120.patches.checkpoint_format import DRAFTS, KINDS
+from sglang_sm120.checkpoint import format
+from sglang_sm120.checkpoint.format import DRAFTS, KINDS
 
 SUCCESSOR = 7919  # the head's row of token t's embedding is t + this, modulo the vocabulary
 # Logit that the Markov head gives a successor. The head's logits have deviation 1.3, so their maximum over 16384 tokens
@@ -43,7 +43,7 @@ DSPARK_LAYERS = 4
 
 
 @dataclass(frozen=True)
-class Shape(checkpoint_format.Shape):
+class Shape(format.Shape):
     """Sizes and what the numbers depend on; few experts and a short vocabulary unless told otherwise."""
 
     experts: int = 32
@@ -150,10 +150,10 @@ def shards(shape: Shape) -> list[list[Tensor]]:
     return [_top(shape), *blocks, *(_dspark(shape) if shape.draft == "dspark" else _nextn(shape))]
 
 
-def _write_shard(file: Path, tensors: list[Tensor], layout: checkpoint_format.Layout, seed: int) -> None:
+def _write_shard(file: Path, tensors: list[Tensor], layout: format.Layout, seed: int) -> None:
     stream = checkpoint_tensors.streams(seed)
     with file.open("wb") as out:
-        out.write(checkpoint_format.header(layout))
+        out.write(format.header(layout))
         for tensor in tensors:
             out.write(tensor.data(stream).tobytes())
 
@@ -161,13 +161,13 @@ def _write_shard(file: Path, tensors: list[Tensor], layout: checkpoint_format.La
 def write_tensors(directory: Path, shape: Shape, parts: list[list[Tensor]], threads: int = 8) -> Path:
     """Write these shards, their index and `config.json`; return the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    layouts: list[checkpoint_format.Layout] = [{t.name: (t.dtype, t.shape) for t in part} for part in parts]
-    names = checkpoint_format.files(directory, len(parts))
+    layouts: list[format.Layout] = [{t.name: (t.dtype, t.shape) for t in part} for part in parts]
+    names = format.files(directory, len(parts))
     with ThreadPoolExecutor(threads) as pool:
         jobs = zip(names, parts, layouts, strict=True)
         for written in [pool.submit(_write_shard, *job, shape.seed) for job in jobs]:
             written.result()
-    checkpoint_format.describe(directory, shape, layouts)
+    format.describe(directory, shape, layouts)
     return directory
 
 

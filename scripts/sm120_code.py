@@ -42,7 +42,7 @@ def tiles() -> list[dict[str, Any]]:
     """Distinct (kernel, mode, tile) over the shapes, each with the first shape that uses it."""
     import torch
 
-    from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+    from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for mode in ("bf16", "mxfp8"):
@@ -68,7 +68,7 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sglang_sm120.kernels.sm120.mxfp4_moe import gemm
+    from sglang_sm120.kernels.sm120.fp4_moe.device import gemm
 
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
     constants = {

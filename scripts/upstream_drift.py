@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT / "scripts" / "compat"))
 
 import cache  # noqa: E402
 
-from sglang_sm120 import contracts, definitions, releases  # noqa: E402
-from sglang_sm120.contracts import Target  # noqa: E402
 from sglang_sm120.patches import PATCHES  # noqa: E402
+from sglang_sm120.upstream import contracts, definitions, releases  # noqa: E402
+from sglang_sm120.upstream.contracts import Target  # noqa: E402
 
 # Where a registration would have to appear that lets a patch retire.
 _PACKAGES = ("sglang.srt.layers.quantization", "sglang.srt.layers.moe", "sglang.srt.arg_groups", "sglang.srt.plugins")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import triton
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
 
@@ -71,7 +71,7 @@ def by_triton_kernels(weights: Any, x: torch.Tensor, ids: torch.Tensor, p: torch
         gate, linear = (x[token].float() @ up.T).chunk(2, -1)
         act = torch.nn.functional.silu(gate.clamp(max=LIMIT)) * linear.clamp(-LIMIT, LIMIT)
         want.index_add_(0, token, (act @ down.T) * p[token, slot, None])
-    y = moe.mxfp4_moe(x, moe.prepare_weights(*(t.clone() for t in weights)), ids, p, swiglu_limit=LIMIT)
+    y = moe.fp4_moe(x, moe.prepare_mxfp4(*(t.clone() for t in weights)), ids, p, swiglu_limit=LIMIT)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert_close(want, y)
@@ -94,8 +94,8 @@ def by_b12x(weights: Any, x: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, m
         want = reference.moe_reference_w4a16_fp4_e8m0_k32(
             x, w13, s13.view(e8m0), ones, w2, s2.view(e8m0), ones, *tail, **options
         )
-    prepared = moe.prepare_weights(*(t.clone() for t in weights))
-    y = moe.mxfp4_moe(x, prepared, ids, p, swiglu_limit=LIMIT, activation="mxfp8" if mxfp8 else "bf16")
+    prepared = moe.prepare_mxfp4(*(t.clone() for t in weights))
+    y = moe.fp4_moe(x, prepared, ids, p, swiglu_limit=LIMIT, activation="mxfp8" if mxfp8 else "bf16")
     metrics = reference.compare_to_reference(y, want)
     limit = 0.995 if mxfp8 else 0.998
     relative = float((y.float() - want.float()).norm() / want.float().norm())

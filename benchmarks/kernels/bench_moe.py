@@ -30,7 +30,7 @@ import triton
 import workload
 from contestants import CLAMP, CONTESTANTS, versions
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Microseconds of Python that a call of `mxfp4_moe` costs without a CUDA graph.
+"""Microseconds of Python that a call of `fp4_moe` costs without a CUDA graph.
 
     PYTHONPATH=overlay python3 benchmarks/kernels/host_cost.py --out receipt.json
 
@@ -23,8 +23,9 @@ import triton
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import CompiledKernel
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import launch, runtime, schedule
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe import runtime
+from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule
 
 EXPERTS, TOP_K = 256, 6
 CALLS, RUNS = 100, 9  # a queue holds about 1000 launches before it makes the host wait
@@ -56,7 +57,7 @@ def install_stub() -> None:
     runtime.current_stream = lambda index: 0
     runtime.Kernel.ready = stub_kernel
     schedule.sm_count = lambda device: 188
-    launch.has_pdl = lambda device: True
+    program.has_pdl = lambda device: True
     torch.cuda.current_device = lambda: None
     torch.cuda.device = lambda index: contextlib.nullcontext()
 
@@ -80,7 +81,7 @@ def measure(device: str, w: moe.PreparedWeights, tokens: int, activation: str) -
     out = torch.empty_like(x)
 
     def call() -> None:
-        moe.mxfp4_moe(x, w, ids, weights, activation=activation, out=out)
+        moe.fp4_moe(x, w, ids, weights, activation=activation, out=out)
 
     call()
     raw = []

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Print a MODEL of the MXFP4 MoE layer's time on SM120 and SM121 cards. Nothing here was measured on such a card.
 
-The model is `sglang_sm120.speed_model`, which `sglang-sm120 selftest` prints beside what it measures. Here it is laid
-out over the published shapes, with the instructions per weight of a report of the machine code:
+The model is `sglang_sm120.commands.selftest.speed_model`, which `sglang-sm120 selftest` prints beside what it
+measures. Here it is laid out over the published shapes, with the instructions per weight of a report of the machine
+code:
 
     scripts/sm120_report.py --json > report.json
     PYTHONPATH=overlay python3 benchmarks/kernels/model_sm120.py report.json
@@ -16,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import schemas, speed_model
+from sglang_sm120 import schemas
+from sglang_sm120.commands.selftest import speed_model
 
 SHAPES = {"V4-Flash": (256, 4096, 2048, 6), "V4-Pro": (384, 7168, 3072, 6), "V4.1-Flash": (384, 5120, 2304, 6)}
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)

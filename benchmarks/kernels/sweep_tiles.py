@@ -27,9 +27,10 @@ import triton
 import workload
 from bench_moe import commit
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import api, launch, schedule, tuning
-from sglang_sm120.kernels.sm120.mxfp4_moe.schedule import Plan, Tile, Work
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe import layer
+from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule, tuning
+from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Plan, Tile, Work
 
 CLAMP = 10.0
 
@@ -168,7 +169,7 @@ FORCED = Forced()
 def compile_variant(shape: str, tokens: int, variant: Variant) -> float:
     """Seconds to compile a variant's kernels into Triton's cache: no token has an expert, so no weight is read."""
     begun = time.time()
-    launch.tuning.plan = FORCED
+    program.tuning.plan = FORCED
     experts, hidden, inter, top_k = workload.SHAPES[shape]
     sizes = [(2 * inter, hidden // 2), (2 * inter, hidden // 32), (hidden, inter // 2), (hidden, inter // 32)]
     # The kernels see addresses and constants only.
@@ -177,7 +178,7 @@ def compile_variant(shape: str, tokens: int, variant: Variant) -> float:
     x = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device="cuda")
     ids = torch.full((tokens, top_k), -1, dtype=torch.int32, device="cuda")
     FORCED.variant = variant
-    moe.mxfp4_moe(x, weights, ids, torch.zeros(tokens, top_k, device="cuda"), swiglu_limit=CLAMP)
+    moe.fp4_moe(x, weights, ids, torch.zeros(tokens, top_k, device="cuda"), swiglu_limit=CLAMP)
     torch.cuda.synchronize()
     return time.time() - begun
 
@@ -204,13 +205,13 @@ def timed(variants: list[Variant], cases: list[workload.Case], weights: Any, sam
     """A row per variant: raw samples, and the relative difference of its result from the first variant's."""
 
     def call(case: workload.Case, out: torch.Tensor) -> Callable[[], object]:
-        return lambda: moe.mxfp4_moe(case[0], weights, case[1], case[2], swiglu_limit=CLAMP, out=out)
+        return lambda: moe.fp4_moe(case[0], weights, case[1], case[2], swiglu_limit=CLAMP, out=out)
 
     FORCED.exact = exact_groups(cases)
     graphs, outputs, differences = {}, {}, {}
     for v in variants:
         FORCED.variant = v
-        api._call.cache_clear()  # it holds launches prepared with the last variant's tiles
+        layer._call.cache_clear()  # it holds launches prepared with the last variant's tiles
         outputs[v] = [torch.full_like(c[0], float("nan")) for c in cases]
         graphs[v] = workload.capture([call(c, o) for c, o in zip(cases, outputs[v], strict=True)])
         graphs[v].replay()
@@ -245,7 +246,7 @@ def main() -> int:
     }
     failed = compiled(sorted(jobs, key=repr), a.workers)
     print(f"compiled in {time.time() - begun:.0f} s; failed: {[(k[0], k[2].name, e) for k, e in failed.items()]}")
-    launch.tuning.plan = FORCED
+    program.tuning.plan = FORCED
     receipt: dict[str, Any] = {
         "schema": 1, "kind": "tile_sweep", "gpu": torch.cuda.get_device_name(), "triton": triton.__version__,
         "torch": torch.__version__, "commit": a.commit or commit(), "command": [os.path.basename(c) for c in sys.argv],
@@ -255,7 +256,7 @@ def main() -> int:
     bad = {(k[0], k[2]) for k in failed}
     for shape, routing, counts, variants in SWEEPS[a.sweep]:
         experts, hidden, inter, top_k = workload.SHAPES[shape]
-        weights = moe.prepare_weights(*workload.random_weights(experts, hidden, inter))
+        weights = moe.prepare_mxfp4(*workload.random_weights(experts, hidden, inter))
         for tokens in counts:
             if time.time() - begun > a.budget:
                 print("budget spent")

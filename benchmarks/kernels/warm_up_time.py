@@ -32,8 +32,9 @@ def compile_layer(inter: int, activation: str) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import CompiledKernel
 
-    from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-    from sglang_sm120.kernels.sm120.mxfp4_moe import launch, runtime, schedule
+    from sglang_sm120.kernels.sm120 import fp4_moe as moe
+    from sglang_sm120.kernels.sm120.fp4_moe import runtime
+    from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule
 
     class Driver:
         def get_current_device(self) -> int:
@@ -47,7 +48,7 @@ def compile_layer(inter: int, activation: str) -> dict[str, Any]:
 
     triton.runtime.driver.set_active(Driver())
     CompiledKernel._init_handles = lambda self: None
-    runtime.is_compiled = launch.has_pdl = launch.has_native_fp8 = lambda device: True
+    runtime.is_compiled = program.has_pdl = program.has_native_fp8 = lambda device: True
     schedule.sm_count = lambda device: SMS
     torch.cuda.device = lambda index: contextlib.nullcontext()
     w = moe.PreparedWeights(*[torch.empty(1, dtype=torch.uint8)] * 4, EXPERTS, HIDDEN, inter, False)

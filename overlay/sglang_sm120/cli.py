@@ -15,14 +15,14 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def _plan(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from sglang_sm120 import plan
+    from sglang_sm120.commands.plan import command as plan
 
     document = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
     return _answer(document, arguments.json, plan.render)
 
 
 def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
-    from sglang_sm120 import doctor
+    from sglang_sm120.commands.doctor import command as doctor
 
     return _answer(doctor.examine(), arguments.json, lambda found: doctor.render(found, arguments.fix_hints))
 
@@ -31,7 +31,9 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     import json
     import os
 
-    from sglang_sm120 import files, interrupts, selftest
+    from sglang_sm120 import files
+    from sglang_sm120.commands import interrupts
+    from sglang_sm120.commands.selftest import command as selftest
 
     receipt: Path | None = arguments.receipt
     if receipt and receipt.is_dir():
@@ -57,8 +59,9 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
 
 def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
-    from sglang_sm120 import interrupts, tune
-    from sglang_sm120.checkpoint import CheckpointError
+    from sglang_sm120.checkpoint.inspection import CheckpointError
+    from sglang_sm120.commands import interrupts
+    from sglang_sm120.commands.tune import command as tune
 
     try:
         shapes = list(arguments.shapes or [])
@@ -81,7 +84,7 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
 
 def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
-    from sglang_sm120 import verify
+    from sglang_sm120.commands import verify
 
     try:
         document = verify.run(arguments.url, arguments.reference, arguments.timeout)
@@ -102,7 +105,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
 def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:
     import json
 
-    from sglang_sm120 import terminal
+    from sglang_sm120.commands import terminal
 
     if as_json:
         terminal.show(json.dumps(document, indent=1), None)
@@ -112,7 +115,7 @@ def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str,
 
 
 def _progress(line: str) -> None:
-    from sglang_sm120 import interrupts
+    from sglang_sm120.commands import interrupts
 
     interrupts.check()
     print(line, file=sys.stderr, flush=True)
@@ -124,7 +127,8 @@ def _say(problem: object, as_json: bool = False) -> int:
     if as_json:
         import json
 
-        from sglang_sm120 import __version__, terminal
+        from sglang_sm120 import __version__
+        from sglang_sm120.commands import terminal
 
         terminal.show(json.dumps({"schema": 1, "overlay": __version__, "errors": [str(problem)]}, indent=1), None)
     return PROBLEM
@@ -132,7 +136,7 @@ def _say(problem: object, as_json: bool = False) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line, for who documents or checks it."""
-    from sglang_sm120 import arguments
+    from sglang_sm120.commands import arguments
 
     return arguments.parser()
 
@@ -140,8 +144,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script. What follows `--` belongs to SGLang."""
     try:
-        from sglang_sm120 import interrupts, terminal
-        from sglang_sm120.arguments import parse
+        from sglang_sm120.commands import interrupts, terminal
+        from sglang_sm120.commands.arguments import parse
 
         terminal.prepare()
         with interrupts.remembered(INTERRUPTED), interrupts.restored():

@@ -1,18 +1,9 @@
-"""Where this project keeps files, how it writes them, and how it names them to people."""
+"""How this project writes files, and how it names them to people."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-HOME = "SGLANG_SM120_HOME"
-
-
-class NoHomeError(OSError):
-    """There is no home directory to keep files in; the message names the variables to set."""
-
-    def __init__(self) -> None:
-        super().__init__(f"there is no home directory: HOME is unset; set it, or {HOME}")
 
 
 def user_home() -> Path | None:
@@ -21,21 +12,6 @@ def user_home() -> Path | None:
         return Path.home()
     except RuntimeError:
         return None
-
-
-def home() -> Path:
-    """SGLANG_SM120_HOME, else `~/.cache/sglang-sm120`; it need not exist.
-
-    Raises:
-        NoHomeError: the variable is unset and the user has no home directory.
-    """
-    given = os.environ.get(HOME)
-    if given:
-        return Path(given)
-    base = user_home()
-    if base is None:
-        raise NoHomeError
-    return base / ".cache" / "sglang-sm120"
 
 
 def short(path: Path | str) -> str:

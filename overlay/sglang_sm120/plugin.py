@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from sglang_sm120 import gpu, patching, settings
+from sglang_sm120 import gpu, settings
 from sglang_sm120.patches import PATCHES
-from sglang_sm120.patching import Status
+from sglang_sm120.patching import records, replace
+from sglang_sm120.patching.records import Status
 
 logger = logging.getLogger("sglang_sm120")
 _registered = False
@@ -43,7 +44,7 @@ def register() -> None:
         )
     reason = why_inactive(chosen, found)
     if reason is not None:
-        patching.set_all(PATCHES, Status.NOT_APPLICABLE, reason)
+        records.set_all(PATCHES, Status.NOT_APPLICABLE, reason)
     else:
         _apply(chosen)
     _registered = True
@@ -62,8 +63,8 @@ def _apply(chosen: settings.Settings) -> None:
     if chosen.accept_drift:
         logger.warning(f"sglang-sm120: {settings.ACCEPT_DRIFT.name}=1, patch targets are not checked")
     try:
-        patching.apply_all(PATCHES, chosen)
-    except patching.PatchError as error:
+        records.apply_all(PATCHES, chosen)
+    except replace.PatchError as error:
         raise stop(error) from error
     except Exception as error:  # SGLang would swallow it and run stock kernels on a GPU that lacks them
         raise stop(f"{type(error).__name__}: {error}; run stock SGLang with {settings.OFF.name}=0") from error

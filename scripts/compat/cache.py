@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from sglang_sm120 import releases
+from sglang_sm120.upstream import releases
 
 # SGLang up to 0.5.19 registers a configuration that transformers 5.19 has of its own; 5.12 wants these tokenizers.
 OLD_TRANSFORMERS = ("transformers==5.12.1", "tokenizers==0.22.2")

@@ -9,8 +9,8 @@ from typing import Any
 
 from rows import ROWS, Row
 
-from sglang_sm120 import releases
 from sglang_sm120.patches import PATCHES
+from sglang_sm120.upstream import releases
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "COMPAT.md"
 _SECTIONS = (

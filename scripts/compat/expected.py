@@ -14,7 +14,7 @@ from typing import Any
 from rows import SM12X
 from run import Cell
 
-from sglang_sm120 import releases
+from sglang_sm120.upstream import releases
 
 FILE = Path(__file__).with_name("expected.json")
 GROUP = dict.fromkeys(SM12X, "sm12x")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sglang_sm120 import releases
 from sglang_sm120.settings import DRAFT_MOE, RUNNER
+from sglang_sm120.upstream import releases
 
 TP2 = ("--tp", "2")
 EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1")

@@ -15,7 +15,7 @@ from typing import Any
 import cache
 from rows import SM12X, Row, rows_for
 
-from sglang_sm120.patches import probe_checkpoint
+from sglang_sm120.checkpoint import headers_only
 
 WORKER = Path(__file__).with_name("worker.py")
 STOCK = {"SGLANG_PLUGINS": "__none__"}
@@ -88,7 +88,7 @@ def run(
 
 
 def _checkpoint(directory: Path, row: Row) -> Path:
-    return probe_checkpoint.write(directory / "-".join(row.checkpoint), *row.checkpoint)
+    return headers_only.write(directory / "-".join(row.checkpoint), *row.checkpoint)
 
 
 def ask(scenarios: list[dict[str, Any]], arch: str, environment: dict[str, str]) -> list[dict[str, Any]]:

@@ -16,7 +16,10 @@ import os
 import sys
 from typing import Any
 
-from sglang_sm120 import plan, plan_child, releases, simulate
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import command as plan
+from sglang_sm120.commands.plan import simulate
+from sglang_sm120.upstream import releases
 
 
 def warm_up() -> None:

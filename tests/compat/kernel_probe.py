@@ -15,7 +15,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_sm120 import plan_child, sglang_api, simulate
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.upstream import server_flags
 
 SHAPE = {"num_experts": 4, "hidden_size": 128, "intermediate_size": 128, "top_k": 2}
 SEEN: dict[str, Any] = {}
@@ -57,8 +59,8 @@ def build(model: str, runner: str) -> Any:
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
     server_args = plan_child._resolve(["--model-path", model, "--tp", "1", "--moe-runner-backend", runner])
-    sglang_api.publish_as_scheduler(server_args)
-    config = sglang_api.quantization_config(sglang_api.model_config(server_args))
+    one_rank.publish_as_scheduler(server_args)
+    config = one_rank.quantization_config(server_flags.model_config(server_args))
     layer = FusedMoE(
         **SHAPE,
         layer_id=1,
@@ -102,7 +104,7 @@ def main() -> None:
     from sglang.srt.distributed import parallel_state
 
     parallel_state._TP = SimpleNamespace(world_size=1)  # the method asks it for symmetric memory, which is off
-    with sglang_api.simulated_rank():
+    with one_rank.simulated_rank():
         if runner == "marlin":
             watch_marlin()
         else:

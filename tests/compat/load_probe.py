@@ -24,8 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import cpu_ranks
-from sglang_sm120 import plan_child, sglang_api, simulate
-from sglang_sm120.checkpoint import tensor_headers
+from sglang_sm120.checkpoint.inspection import tensor_headers
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.upstream import server_flags
 
 
 def load(model: Any, model_config: Any, byte: int) -> dict[str, Any]:
@@ -57,11 +59,11 @@ def examine(server_args: Any, directory: str, draft: bool) -> dict[str, Any]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
-    model_config = sglang_api.model_config(server_args, draft_path=directory if draft else None)
-    cls, name = sglang_api._deepseek_class(model_config)
+    model_config = server_flags.model_config(server_args, draft_path=directory if draft else None)
+    cls, name = server_flags._deepseek_class(model_config)
     swaps = draft and name.endswith("NextN")
-    with sglang_api.speculative_context() if swaps else nullcontext():
-        model = cls(model_config.hf_config, sglang_api.quantization_config(model_config))
+    with one_rank.speculative_context() if swaps else nullcontext():
+        model = cls(model_config.hf_config, one_rank.quantization_config(model_config))
         # What follows the load needs a GPU: warming kernels up, views into a DeepGEMM layout.
         model.post_load_weights = lambda *_args, **_kwargs: None
         model._prewarm_mhc_kernels = lambda: None
@@ -85,7 +87,7 @@ def answer(directory: str, flags: list[str]) -> dict[str, Any]:
 
     load_plugins()
     server_args = plan_child._resolve(["--model-path", directory, *flags])
-    sglang_api.publish_as_scheduler(server_args)
+    one_rank.publish_as_scheduler(server_args)
     torch.set_default_dtype(torch.bfloat16)
     torch.cuda.Stream = torch.cuda.Event = lambda *_args, **_kwargs: SimpleNamespace()
     with tempfile.TemporaryDirectory() as meeting:

@@ -1,7 +1,7 @@
 """Launches beside a second plugin that is loaded after ours, with the release on the path and simulated GPUs.
 
 Reads {"arch", "preload", "model", "flags", "launches": [{"plugin": source or None, "env"}]}; prints a list of what
-`sglang_sm120.plan_child.decide` answers, each with `calls`: how often the other plugin's function ran. The plugin is a
+`commands.plan.child.decide` answers, each with `calls`: how often the other plugin's function ran. The plugin is a
 module with the function `register` and a distribution with an entry point, at the end of the path. With `preload`
 SGLang's model code is imported before plugins are loaded, as in a scheduler, else after, as in a launcher.
 """
@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import plan_child, simulate
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import simulate
 
 ENTRY = "[sglang.srt.plugins]\nother = other_overlay:register\n"
 METADATA = "Metadata-Version: 2.1\nName: other-overlay\nVersion: 1.0\n"

@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
-from sglang_sm120 import contracts, patching, plugin, releases, simulate
+from sglang_sm120 import plugin
+from sglang_sm120.commands.plan import simulate
 from sglang_sm120.patches import PATCHES
+from sglang_sm120.patching import records
+from sglang_sm120.upstream import contracts, releases
 
 
 def register(scenario: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def register(scenario: dict[str, Any]) -> dict[str, Any]:
         stopped = str(error)
     cost = {"seconds": time.process_time() - before, "parsed": sum(parsed)}
     ast.parse = parse
-    states = {state.name: [str(state.status), state.reason] for state in patching.STATES.values()}
+    states = {state.name: [str(state.status), state.reason] for state in records.STATES.values()}
     imported = len([m for m in sys.modules if m.split(".")[0] == "sglang"])
     answer = {"stopped": stopped, "states": states, "imported": imported, "cuda": touched, "logged": logged}
     return answer | {"cost": cost | _cost_of_parsing_all() if scenario.get("cost") else None}

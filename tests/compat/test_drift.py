@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from sglang_sm120 import contracts, releases
 from sglang_sm120.patches import PATCHES
+from sglang_sm120.upstream import contracts, releases
 
 NEWEST = releases.PROVEN[-1]
 NOTHING_MENDED = {"SGLANG_SM120_OBSERVED": "{}"}  # as if upstream had been asked and had mended nothing

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_sm120.patches import probe_checkpoint
+from sglang_sm120.checkpoint import headers_only
 
 CLAMP = {"swiglu_alpha": [1.0] * 4, "swiglu_beta": [0.0] * 4, "swiglu_limit": [10.0] * 4}
 STOCK, OURS = "__none__", "sm120"
@@ -26,7 +26,7 @@ MARLIN = [  # release, side, whether top-k scales, the factor that reaches the k
 @pytest.fixture(scope="module")
 def seen(ask, side_by_side, release_tree, tmp_path_factory):
     """(runner, release, side) -> the arguments that reached the kernel."""
-    model = str(probe_checkpoint.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
+    model = str(headers_only.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
     keys = [("flashinfer_cutlass", *case[:2]) for case in FLASHINFER] + [("marlin", *case[:2]) for case in MARLIN]
     for _, release, _ in keys:
         release_tree(release)

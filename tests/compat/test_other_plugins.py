@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sglang_sm120 import releases
-from sglang_sm120.patches import probe_checkpoint
+from sglang_sm120.checkpoint import headers_only
+from sglang_sm120.upstream import releases
 
 NEWEST = releases.PROVEN[-1]
 # Flags take effect differently: one function, registered providers, hooks of the resolution.
@@ -147,12 +147,12 @@ def plugins(sources):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(probe_checkpoint.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
+    return str(headers_only.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):
-    return str(probe_checkpoint.write(tmp_path_factory.mktemp("native"), "mxfp4", "nextn"))
+    return str(headers_only.write(tmp_path_factory.mktemp("native"), "mxfp4", "nextn"))
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,11 @@ import sys
 
 import pytest
 
-from sglang_sm120 import contracts, patching, releases
 from sglang_sm120.patches import PATCHES
-from sglang_sm120.patching import PatchError, Status
+from sglang_sm120.patching import replace
+from sglang_sm120.patching.records import Status
+from sglang_sm120.patching.replace import PatchError
+from sglang_sm120.upstream import contracts, releases
 
 
 def test_spans_hold_until_the_next_change():
@@ -59,11 +61,11 @@ def module(tmp_path, monkeypatch):
 
 def test_a_function_is_replaced_once(module):
     for _ in range(2):
-        patching.replace_function(module, "f", "example", lambda original: lambda x: original(x) + 1)
+        replace.replace(module, "f", "example", lambda original: lambda x: original(x) + 1)
     assert module.f(1) == 2
 
 
 @pytest.mark.parametrize("name", ["join", "missing"])
 def test_a_function_of_somebody_else_is_not_replaced(module, name):
     with pytest.raises(PatchError, match=f"example: upstream_functions.{name} has already been replaced"):
-        patching.replace_function(module, name, "example", lambda original: original)
+        replace.replace(module, name, "example", lambda original: original)

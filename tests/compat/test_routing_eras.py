@@ -2,8 +2,10 @@
 
 import pytest
 
-from sglang_sm120 import features, routing, sglang_api
-from sglang_sm120.routing import Launch, RouteError
+from sglang_sm120.moe import runners
+from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.runners import RouteError
+from sglang_sm120.upstream import features, server_flags
 
 OLD = {"takes_names": False, "ids_per_layer": False}  # SGLang 0.5.16 to 0.5.18
 OLDEST = OLD | {"cutlass_mxfp4": False, "default_reads_fp4_only": True}  # and before
@@ -15,38 +17,38 @@ def launch(kind, **facts):
 
 
 def test_a_shape_that_flashinfer_refuses_gets_marlin_where_flags_take_no_names():
-    assert routing.route_target(launch("mxfp4", **PRO_TP16)).runner == "sm120_triton"
-    assert routing.route_target(launch("mxfp4", **PRO_TP16, **OLD)).runner == "marlin"
-    assert routing.route_target(launch("mxfp4", **PRO_TP16, **OLDEST)).runner is None  # its default is marlin already
+    assert runners.route_target(launch("mxfp4", **PRO_TP16)).runner == "sm120_triton"
+    assert runners.route_target(launch("mxfp4", **PRO_TP16, **OLD)).runner == "marlin"
+    assert runners.route_target(launch("mxfp4", **PRO_TP16, **OLDEST)).runner is None  # its default is marlin already
 
 
 def test_a_refusal_names_only_what_this_sglang_has():
     with pytest.raises(RouteError) as caught:
-        routing.route_target(launch("mxfp4", target_runner="flashinfer_mxfp4", **OLDEST))
+        runners.route_target(launch("mxfp4", target_runner="flashinfer_mxfp4", **OLDEST))
     assert "These can: marlin;" in str(caught.value)
     with pytest.raises(RouteError, match="These can: flashinfer_mxfp4, marlin;"):
-        routing.route_target(launch("mxfp4", target_runner="triton", **OLD))
+        runners.route_target(launch("mxfp4", target_runner="triton", **OLD))
 
 
 def test_fp8_experts_get_triton_where_the_default_reads_fp4_only():
-    assert routing.route_target(launch("fp8")).runner is None
-    assert routing.route_target(launch("fp8", **OLDEST)).runner == "triton"
-    assert routing.route_target(launch("fp8", target_runner="cutlass", **OLDEST)).runner is None
+    assert runners.route_target(launch("fp8")).runner is None
+    assert runners.route_target(launch("fp8", **OLDEST)).runner == "triton"
+    assert runners.route_target(launch("fp8", target_runner="cutlass", **OLDEST)).runner is None
 
 
 @pytest.mark.parametrize("runner", ["marlin", "flashinfer_mxfp4"])
 def test_fp8_experts_refuse_runners_that_read_fp4(runner):
-    for route, flag in ((routing.route_target, "target_runner"), (routing.route_draft, "draft_runner")):
+    for route, flag in ((runners.route_target, "target_runner"), (runners.route_draft, "draft_runner")):
         with pytest.raises(RouteError, match=runner):
             route(launch("fp8", speculative="EAGLE", **{flag: runner}))
 
 
 def test_the_variable_serves_native_drafts_too():
-    assert routing.route_draft(launch("mxfp4", speculative="EAGLE")).runner is None
+    assert runners.route_draft(launch("mxfp4", speculative="EAGLE")).runner is None
     asked = launch("mxfp4", speculative="EAGLE", draft_default="sm120_triton", **OLD)
-    assert routing.route_draft(asked).runner == "sm120_triton"
+    assert runners.route_draft(asked).runner == "sm120_triton"
     flagged = launch("mxfp4", speculative="EAGLE", draft_default="sm120_triton", draft_runner="marlin")
-    assert routing.route_draft(flagged).runner is None  # the flag wins, and SGLang honours it
+    assert runners.route_draft(flagged).runner is None  # the flag wins, and SGLang honours it
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,15 @@ def test_the_variable_serves_native_drafts_too():
 def test_dspark_keeps_the_targets_expert_ids(kind, facts, stops):
     asked = launch(kind, **{"speculative": "DSPARK", "tp": 4, "ids_per_layer": False} | facts)
     if not stops:
-        assert routing.route_draft(asked).runner in ("sm120_triton", asked.draft_runner)
+        assert runners.route_draft(asked).runner in ("sm120_triton", asked.draft_runner)
         return
     with pytest.raises(RouteError, match="numbers the draft's experts"):
-        routing.route_draft(asked)
+        runners.route_draft(asked)
 
 
 def test_ours_travels_under_a_name_that_old_flags_have(monkeypatch):
     monkeypatch.setattr(features, "takes_runner_names", lambda: False)
-    assert sglang_api.flag_name("sm120_triton") == "triton"
-    assert sglang_api.flag_name("marlin") == "marlin"
+    assert server_flags.flag_name("sm120_triton") == "triton"
+    assert server_flags.flag_name("marlin") == "marlin"
     monkeypatch.setattr(features, "takes_runner_names", lambda: True)
-    assert sglang_api.flag_name("sm120_triton") == "sm120_triton"
+    assert server_flags.flag_name("sm120_triton") == "sm120_triton"

@@ -4,7 +4,7 @@ import pytest
 import rows
 import run
 
-from sglang_sm120.patches import probe_checkpoint
+from sglang_sm120.checkpoint import headers_only
 
 JIT = "SGLANG_ENABLE_JIT_DEEPGEMM"
 TRAPS = {
@@ -18,7 +18,7 @@ TRAPS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(probe_checkpoint.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
+    return str(headers_only.write(tmp_path_factory.mktemp("hybrid"), "hybrid-nvfp4", "nextn"))
 
 
 def _warnings(model, release, arch):

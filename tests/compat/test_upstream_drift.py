@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_sm120 import releases
+from sglang_sm120.upstream import releases
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "upstream_drift.py"
 NEWEST = releases.PROVEN[-1]

@@ -9,7 +9,7 @@ import pytest
 import rows
 import run
 
-from sglang_sm120 import releases
+from sglang_sm120.upstream import releases
 
 AGAINST = releases.PROVEN[-1]
 PATCHES = sorted((Path(__file__).parents[2] / "patches" / "upstream").glob("*.patch"))

@@ -8,7 +8,7 @@ import yaml
 from documents import NEEDS_DOCKER, ROOT, blocks
 from helpers import environment, run
 
-from sglang_sm120 import releases
+from sglang_sm120.upstream import releases
 
 
 def instructions():

@@ -8,7 +8,7 @@ import pytest
 from documents import ROOT
 from helpers import environment, run
 
-from sglang_sm120 import arguments
+from sglang_sm120.commands import arguments
 
 TEXT = (ROOT / "docs" / "MEMORY.md").read_text(encoding="utf-8")
 GIB = 2**30

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 import draft_layer
-from sglang_sm120 import sglang_api, simulate
+from sglang_sm120.commands.plan import one_rank, simulate
 
 E, H, I = 4, 64, 32  # noqa: E741 - the field's letters
 SIZES = {"w1": (I, H), "w3": (I, H), "w2": (H, I)}
 
 
 def layer_and_method(torch):
-    from sglang_sm120.moe_method import Sm120Mxfp4MoEMethod
+    from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
 
     layer = torch.nn.Module()
     vars(layer).update(
@@ -67,29 +67,29 @@ def error(torch, layer, method, tensors, elsewhere=-1, dtype="int32"):
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-    from sglang_sm120.kernels.sm120 import mxfp4_moe
+    from sglang_sm120.kernels.sm120 import fp4_moe
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, H, generator=g).bfloat16()
     ids = torch.tensor([[0, 1], [2, 3], [1, -1]])
     given = ids.where(ids >= 0, elsewhere).to(getattr(torch, dtype))
     probabilities = torch.rand(3, 2, generator=g)
-    with sglang_api.simulated_rank():
+    with one_rank.simulated_rank():
         got = method.apply(layer, StandardDispatchOutput(x, None, StandardTopKOutput(probabilities, given, None)))
     stacked = []
     for part in (0, 1):
         both = [torch.cat([tensors[e, "w1"][part], tensors[e, "w3"][part]]) for e in range(E)]
         stacked += [torch.stack(both), torch.stack([tensors[e, "w2"][part] for e in range(E)])]
     weights = stacked[0], stacked[2], stacked[1], stacked[3]
-    want = mxfp4_moe.reference.mxfp4_moe(x, *weights, ids, probabilities, routed_scaling_factor=1.5)
+    want = fp4_moe.reference.mxfp4_moe(x, *weights, ids, probabilities, routed_scaling_factor=1.5)
     return float((got.hidden_states.double() - want).norm() / want.norm())
 
 
 def warm_ups(torch, tensors):
     """What is asked to be compiled when weights have been loaded, on a CPU and as if on a GPU."""
-    from sglang_sm120 import moe_method
-    from sglang_sm120.kernels.sm120 import mxfp4_moe
-    from sglang_sm120.kernels.sm120.mxfp4_moe import warming
+    from sglang_sm120.kernels.sm120 import fp4_moe
+    from sglang_sm120.kernels.sm120.fp4_moe import warming
+    from sglang_sm120.moe import method as method_module
 
     asked = []
     done = warming.WarmUp(kernels=9, seconds=1.5)
@@ -97,8 +97,8 @@ def warm_ups(torch, tensors):
         layer, method = layer_and_method(torch)
         load(torch, layer, tensors)
         with (
-            mock.patch.object(moe_method, "_on_gpu", return_value=on_gpu),
-            mock.patch.object(mxfp4_moe, "warm_up", return_value=done) as warm_up,
+            mock.patch.object(method_module, "_on_gpu", return_value=on_gpu),
+            mock.patch.object(fp4_moe, "warm_up", return_value=done) as warm_up,
         ):
             method.process_weights_after_loading(layer)
             method.process_weights_after_loading(layer)

@@ -1,7 +1,7 @@
 """Real SGLang on simulated GPUs, many launches from one import.
 
 Reads {"arch", "launches": [{"model", "flags", "env", "before_plugins"}], "identity": bool} on stdin, forks a child
-for each launch after importing SGLang once, and prints a list of answers. A launch is what `sglang_sm120.plan_child`
+for each launch after importing SGLang once, and prints a list of answers. A launch is what `commands.plan.child`
 does; with `before_plugins` the flags are resolved before plugins load, as a program that calls `run_server` does.
 """
 
@@ -9,7 +9,10 @@ import json
 import os
 import sys
 
-from sglang_sm120 import contracts, patching, plan_child, sglang_api, simulate
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.patching import records
+from sglang_sm120.upstream import contracts, server_flags
 
 
 def targets():
@@ -46,7 +49,7 @@ def identity():
     register()
     after = targets()
     changed = sorted(k for k in before if before[k] != after[k])
-    return {"changed": changed, "states": {n: str(s.status) for n, s in patching.STATES.items()}}
+    return {"changed": changed, "states": {n: str(s.status) for n, s in records.STATES.items()}}
 
 
 def resolved_too_early(launch):
@@ -57,15 +60,15 @@ def resolved_too_early(launch):
     from sglang.srt.server_args import prepare_server_args
 
     server_args = prepare_server_args(["--model-path", launch["model"], *launch["flags"]])
-    sglang_api.resolve(server_args)
+    server_flags.resolve(server_args)
     load_plugins()
-    sglang_api.publish_as_scheduler(server_args)
-    config = sglang_api.model_config(server_args)
+    one_rank.publish_as_scheduler(server_args)
+    config = server_flags.model_config(server_args)
     with torch.device("meta"):
         FusedMoE(
             layer_id=0,
             params_dtype=torch.bfloat16,
-            quant_config=sglang_api.quantization_config(config),
+            quant_config=one_rank.quantization_config(config),
             prefix="model.layers.0.mlp.experts",
             **plan_child._shape(config),
         )

@@ -21,7 +21,8 @@ from typing import Any
 
 import cpu_ranks
 import draft_layer
-from sglang_sm120 import plan_child, simulate
+from sglang_sm120.commands.plan import child as plan_child
+from sglang_sm120.commands.plan import simulate
 
 GLOO_TIMEOUT = 30  # seconds that a rank waits for another
 WAIT = 12  # and for what it says of itself
@@ -43,9 +44,10 @@ def serve(request: dict[str, Any], run: dict[str, Any], rank: int, address: str,
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-    from sglang_sm120 import agreement, sglang_api
+    from sglang_sm120.commands.plan import one_rank
+    from sglang_sm120.patching import ranks_agree
 
-    agreement.WAIT_S = WAIT
+    ranks_agree.WAIT_S = WAIT
     model_config = draft_layer.resolve(Path(request["model"]), run["tp"], run["ep"], rank)
     cpu_ranks.start_groups(run["tp"], rank, address, GLOO_TIMEOUT)
     config = model_config.hf_config
@@ -56,7 +58,7 @@ def serve(request: dict[str, Any], run: dict[str, Any], rank: int, address: str,
     draft_layer.load(model, model_config)
     for seed, ids in enumerate(request["batches"]):
         x, topk_ids, weights = inputs(ids, config.hidden_size, seed)
-        with torch.inference_mode(), cpu_ranks.on_the_cpu(), sglang_api.speculative_context():
+        with torch.inference_mode(), cpu_ranks.on_the_cpu(), one_rank.speculative_context():
             share = layer(x, StandardTopKOutput(weights, topk_ids, torch.zeros(len(ids), config.n_routed_experts)))
         if run.get("dies") == rank:
             os._exit(9)

@@ -114,7 +114,7 @@ def test_a_tree_that_lost_its_links_is_refused(tree):
 
 def test_importing_twice_under_two_names_does_not_happen():
     code = (
-        "import sys, sglang_sm120.cli, sglang_sm120.patches, sglang_sm120.kernels.sm120.mxfp4_moe;"
+        "import sys, sglang_sm120.cli, sglang_sm120.patches, sglang_sm120.kernels.sm120.fp4_moe;"
         "print([m for m in sys.modules if m == 'patches' or m.startswith(('patches.', 'kernels.sm120'))])"
     )
     assert run(sys.executable, "-c", code, cwd=ROOT).stdout.strip() == "[]"

@@ -62,7 +62,7 @@ def oracle(checkpoint, batch, tp=1, ep=1, rank=0):
     import torch
     from rank_worker import inputs
 
-    from sglang_sm120.kernels.sm120.mxfp4_moe import reference
+    from sglang_sm120.kernels.sm120.fp4_moe import reference
 
     weights, first = draft_layer.shard(checkpoint, tp, ep, rank)
     x, ids, probabilities = inputs(BATCHES[batch], HIDDEN, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_sm120.kernels.sm120.mxfp4_moe import schedule, tuning
+from sglang_sm120.kernels.sm120.fp4_moe.host import schedule, tuning
 
 GPU = torch.cuda.is_available()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_sm120.kernels.sm120.mxfp4_moe import launch
+from sglang_sm120.kernels.sm120.fp4_moe.host import program
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
@@ -44,10 +44,10 @@ def form_of(
     hidden: int = 0,
     mxfp8: bool = False,
     fp8: bool = False,
-) -> launch.Form:
+) -> program.Form:
     """A call's form, with an output of its own; hidden: columns of x that count (0: all)."""
     hidden = hidden or x.shape[1]
-    return launch.Form(
+    return program.Form(
         x.device, *ids.shape, experts, hidden, inter, ids.dtype, x.stride(0), hidden, True, 10.0, 1.0, mxfp8=mxfp8,
         fp8=fp8, batch_invariant=False, wide_scales=False,
     )  # fmt: skip

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 EXPERTS, HIDDEN, INTER = 2, 64, 32
 CHUNK = 16  # instead of thousands, for which Triton's interpreter takes a minute
@@ -30,7 +30,7 @@ def test_a_prefill_longer_than_a_chunk_is_the_oracle(device, activation, monkeyp
     layer, x, ids, weights = (part for part in draw(0))
     layer, (x, ids, weights) = [t.to(device) for t in layer], (t.to(device) for t in (x, ids, weights))
     want = moe.reference.mxfp4_moe(x, *layer, ids, weights, activation="exact" if activation == "bf16" else activation)
-    got = moe.mxfp4_moe(x, moe.prepare_weights(*(t.clone() for t in layer)), ids, weights, activation=activation)
+    got = moe.fp4_moe(x, moe.prepare_mxfp4(*(t.clone() for t in layer)), ids, weights, activation=activation)
     for part in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
         error = float((got[part].double() - want[part]).norm() / want[part].norm())
         assert error <= (3e-3 if activation == "bf16" else 2e-2)

@@ -12,9 +12,11 @@ import triton.language as tl
 from layers import form_of
 from triton.runtime import interpreter
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import launch, layout, runtime
-from sglang_sm120.kernels.sm120.mxfp4_moe.product_wgmma import _scaled_weights
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe import runtime
+from sglang_sm120.kernels.sm120.fp4_moe.device.product_wgmma import _scaled_weights
+from sglang_sm120.kernels.sm120.fp4_moe.host import program
+from sglang_sm120.kernels.sm120.fp4_moe.weights import layout
 
 SHAPES = [(1, 32, 32), (2, 96, 64), (3, 64, 96), (2, 160, 288), (1, 352, 192), (2, 256, 576)]
 
@@ -35,12 +37,12 @@ def layer(experts: int, hidden: int, inter: int, seed: int = 0) -> tuple[torch.T
 def test_restore_undoes_prepare_in_place(shape):
     tensors = layer(*shape)
     before = [t.clone() for t in tensors]
-    w = moe.prepare_weights(*tensors)
+    w = moe.prepare_mxfp4(*tensors)
     for mine, given in zip((w.w13, w.w13_scale, w.w2, w.w2_scale), tensors, strict=True):
         assert mine.data_ptr() == given.data_ptr()
         assert mine.shape == given.shape
     assert not torch.equal(w.w13, before[0])
-    for restored, original in zip(moe.restore_weights(w), before, strict=True):
+    for restored, original in zip(moe.restore(w), before, strict=True):
         assert torch.equal(restored, original)
 
 
@@ -50,11 +52,11 @@ def test_an_expert_is_repacked_alone():
     mixed = [t.clone() for t in a]
     for m, other in zip(mixed, b, strict=True):
         m[1] = other[1]
-    w = moe.prepare_weights(*(t.clone() for t in a))
-    restored = moe.restore_weights(w)
+    w = moe.prepare_mxfp4(*(t.clone() for t in a))
+    restored = moe.restore(w)
     for r, other in zip(restored, b, strict=True):
         r[1] = other[1]
-    again, direct = moe.prepare_weights(*restored), moe.prepare_weights(*mixed)
+    again, direct = moe.prepare_mxfp4(*restored), moe.prepare_mxfp4(*mixed)
     assert torch.equal(again.w13, direct.w13)
     assert torch.equal(again.w2_scale, direct.w2_scale)
 
@@ -209,11 +211,11 @@ def test_the_products_of_sm90_as_the_gpu_computes_them(ptx_on_cpu, sm90):
     x, ids = torch.randn(tokens, hidden, generator=g).bfloat16(), torch.zeros(tokens, 1, dtype=torch.int32)
     weights = torch.ones(tokens, 1)
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    program = launch.Program(form_of(x, ids, 1, inter))
-    products = [s for s in program.steps if "WGMMA" in s.options]
+    made = program.Program(form_of(x, ids, 1, inter))
+    products = [s for s in made.steps if "WGMMA" in s.options]
     assert [s.options["WGMMA"] for s in products] == [True, True]
     for step in products:
         step.options["ASM"] = True
     y = torch.empty_like(x)
-    program.run(x, moe.prepare_weights(*tensors), ids, weights, y)
+    made.run(x, moe.prepare_mxfp4(*tensors), ids, weights, y)
     assert float((y.double() - want).norm() / want.norm()) <= 1.2e-2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from layers import form_of, pack, random_call, random_layer, relative
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
 
 def test_every_code_with_every_scale_byte(device):
@@ -28,9 +28,9 @@ def test_every_code_with_every_scale_byte(device):
     ids = torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(n)[:, None]
     ones = torch.ones(len(ids), 1, device=device)
     want = moe.reference.mxfp4_moe(x, w13, s13, w2, s2, ids, ones, swiglu_limit=None)
-    w = moe.prepare_weights(w13.clone(), s13.clone(), w2.clone(), s2.clone())
+    w = moe.prepare_mxfp4(w13.clone(), s13.clone(), w2.clone(), s2.clone())
     assert w.wide_scales
-    got = moe.mxfp4_moe(x, w, ids, ones, swiglu_limit=None).double()
+    got = moe.fp4_moe(x, w, ids, ones, swiglu_limit=None).double()
     assert torch.equal(got.isnan(), want.isnan())
     assert int(want.isnan().sum()) == n  # one row, under every token of its expert
     representable = want.abs() < 2.0**127
@@ -50,7 +50,7 @@ def test_error_against_the_oracle(tokens, activation, device):
     rounding = "mxfp8" if activation == "mxfp8" else "exact"
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=rounding)
     exact = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    y = moe.mxfp4_moe(x, moe.prepare_weights(*tensors), ids, weights, activation=activation)
+    y = moe.fp4_moe(x, moe.prepare_mxfp4(*tensors), ids, weights, activation=activation)
     assert relative(y, want) <= 3e-3
     # A single value may be off by 2e-2 of the RMS, or of itself where it is larger (its own rounding is up to 2**-9 of
     # it).
@@ -65,10 +65,10 @@ def test_a_bad_token_harms_only_itself(value, activation, device):
     tensors = random_layer(3, 96, 64, 5, device)
     x, ids, weights = random_call(6, 2, 3, 96, 6, device)
     ids[:] = torch.tensor([1, 2], device=device)  # all share their experts
-    w = moe.prepare_weights(*tensors)
-    clean = moe.mxfp4_moe(x, w, ids, weights, activation=activation)
+    w = moe.prepare_mxfp4(*tensors)
+    clean = moe.fp4_moe(x, w, ids, weights, activation=activation)
     x[2, 40] = value
-    y = moe.mxfp4_moe(x, w, ids, weights, activation=activation)
+    y = moe.fp4_moe(x, w, ids, weights, activation=activation)
     others = torch.arange(6, device=device) != 2
     assert torch.equal(y[others], clean[others])
 
@@ -78,27 +78,27 @@ def test_masked_slots_contribute_nothing(device):
     tensors = random_layer(4, 96, 64, 7, device)
     x, ids, weights = random_call(5, 3, 4, 96, 8, device)
     ids = ids.long()
-    w = moe.prepare_weights(*tensors)
+    w = moe.prepare_mxfp4(*tensors)
     ids[:, 1] = -1
-    want = moe.mxfp4_moe(x, w, ids, weights)
+    want = moe.fp4_moe(x, w, ids, weights)
     for bad in (4, 2**40 + 1, -(2**63), 2**32 + 1):
         ids[:, 1] = bad
         weights[:, 1] = float("nan")
-        assert torch.equal(moe.mxfp4_moe(x, w, ids, weights), want)
+        assert torch.equal(moe.fp4_moe(x, w, ids, weights), want)
         with pytest.raises(ValueError, match="topk_ids"):
-            moe.mxfp4_moe(x, w, ids, weights, check_ids=True)
+            moe.fp4_moe(x, w, ids, weights, check_ids=True)
 
 
 @pytest.mark.parametrize("tokens", [9, 40])
 def test_batch_invariant(tokens, device):
     """A token's bits alone, in a small and in a larger batch, whatever tile and regime each takes."""
     hidden, inter, experts, top_k = (512, 256, 4, 2) if device == "cuda" else (128, 64, 2, 1)
-    w = moe.prepare_weights(*random_layer(experts, hidden, inter, 9, device))
+    w = moe.prepare_mxfp4(*random_layer(experts, hidden, inter, 9, device))
     x, ids, weights = random_call(tokens, top_k, experts, hidden, 10, device)
-    together = moe.mxfp4_moe(x, w, ids, weights, batch_invariant=True)
+    together = moe.fp4_moe(x, w, ids, weights, batch_invariant=True)
     for t in (0, tokens - 1):
         part = slice(t, t + 1)
-        alone = moe.mxfp4_moe(x[part], w, ids[part], weights[part], batch_invariant=True)
+        alone = moe.fp4_moe(x[part], w, ids[part], weights[part], batch_invariant=True)
         assert torch.equal(alone[0], together[t])
 
 
@@ -106,20 +106,20 @@ def test_batch_invariant(tokens, device):
 @pytest.mark.parametrize(("low", "high"), [(119, 124), (90, 128)])
 def test_two_steps_a_pass_change_no_bit(hidden, low, high, device):
     """Loops of one, two and three passes, which begin elsewhere in K for each 64 rows, and both ranges of scales."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import tuning
-    from sglang_sm120.kernels.sm120.mxfp4_moe.schedule import Tile
+    from sglang_sm120.kernels.sm120.fp4_moe.host import tuning
+    from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Tile
 
     inter, experts, tokens = 256, 2, 3
     tensors = random_layer(experts, hidden, inter, hidden + low, device, low, high)
     x, ids, weights = random_call(tokens, 1, experts, hidden, 8, device)
     ids[1] = -1
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    w = moe.prepare_weights(*tensors)
+    w = moe.prepare_mxfp4(*tensors)
     assert w.wide_scales == (low < 100)
     results = []
     for tile in (Tile(32, 8), Tile(32, 8, unroll=2), Tile(32, 8, 4, 2, unroll=2), Tile(64, 8, warps=2, unroll=2)):
         with tuning.trying((tile, tile)):
-            results.append(moe.mxfp4_moe(x, w, ids, weights))
+            results.append(moe.fp4_moe(x, w, ids, weights))
     assert all(torch.equal(y, results[0]) for y in results)
     assert relative(results[0], want) <= 3e-3
 
@@ -128,30 +128,30 @@ def test_float32_scales_at_the_ends(device):
     tensors = list(random_layer(2, 64, 32, 11, device, 1, 255))
     tensors[3][0, 0, 0], tensors[3][0, 1, 0] = 0, 255
     as_float = [moe.reference.scale_to_float64(tensors[i]).float() for i in (1, 3)]
-    a = moe.prepare_weights(*(t.clone() for t in tensors))
-    b = moe.prepare_weights(tensors[0].clone(), as_float[0], tensors[2].clone(), as_float[1])
+    a = moe.prepare_mxfp4(*(t.clone() for t in tensors))
+    b = moe.prepare_mxfp4(tensors[0].clone(), as_float[0], tensors[2].clone(), as_float[1])
     assert torch.equal(a.w13_scale, b.w13_scale)
     assert torch.equal(a.w2_scale, b.w2_scale)
 
 
 def test_strided_activations_and_output(device):
-    w = moe.prepare_weights(*random_layer(2, 64, 32, 12, device))
+    w = moe.prepare_mxfp4(*random_layer(2, 64, 32, 12, device))
     x, ids, weights = random_call(4, 2, 2, 64, 13, device)
-    want = moe.mxfp4_moe(x, w, ids, weights)
+    want = moe.fp4_moe(x, w, ids, weights)
     wide = torch.zeros(4, 80, dtype=torch.bfloat16, device=device)
     wide[:, 8:72] = x
     out = torch.zeros(4, 128, dtype=torch.bfloat16, device=device)[:, :64]
-    assert torch.equal(moe.mxfp4_moe(wide[:, 8:72], w, ids, weights, out=out), want)
+    assert torch.equal(moe.fp4_moe(wide[:, 8:72], w, ids, weights, out=out), want)
     odd = torch.zeros(4, 65, dtype=torch.bfloat16, device=device)[:, 1:]
     odd.copy_(x)
-    assert torch.equal(moe.mxfp4_moe(odd, w, ids, weights), want)
+    assert torch.equal(moe.fp4_moe(odd, w, ids, weights), want)
 
 
 def test_weights_must_be_contiguous(device):
     tensors = list(random_layer(2, 64, 32, 14, device))
     tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
     with pytest.raises(ValueError, match=r"w13.*contiguous"):
-        moe.prepare_weights(*tensors)
+        moe.prepare_mxfp4(*tensors)
 
 
 @pytest.mark.gpu
@@ -169,9 +169,9 @@ def test_offsets_beyond_two_to_the_31(device):
     want = moe.reference.mxfp4_moe(x, *last, zero, weights)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    w = moe.prepare_weights(w13, s13, w2, s2)
+    w = moe.prepare_mxfp4(w13, s13, w2, s2)
     assert torch.cuda.max_memory_allocated() - before < 128 << 20
-    y = moe.mxfp4_moe(x, w, zero + experts - 1, weights)
+    y = moe.fp4_moe(x, w, zero + experts - 1, weights)
     assert relative(y, want) <= 3e-3
 
 
@@ -180,16 +180,16 @@ def test_offsets_beyond_two_to_the_31(device):
 def test_a_graph_replayed_a_thousand_times(tokens, device):
     """Changing routing, no allocation while replaying, the same bits as without a graph."""
     experts, hidden, inter, top_k = 32, 1024, 288, 6
-    w = moe.prepare_weights(*random_layer(experts, hidden, inter, 1, device))
+    w = moe.prepare_mxfp4(*random_layer(experts, hidden, inter, 1, device))
     x, ids, weights = random_call(tokens, top_k, experts, hidden, 2, device)
     out = torch.empty_like(x)
-    moe.mxfp4_moe(x, w, ids, weights, out=out)
+    moe.fp4_moe(x, w, ids, weights, out=out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        moe.mxfp4_moe(x, w, ids, weights, out=out)
+        moe.fp4_moe(x, w, ids, weights, out=out)
     calls = [random_call(tokens, top_k, experts, hidden, 10 + i, device) for i in range(10)]
-    want = [moe.mxfp4_moe(a, w, b, c) for a, b, c in calls]
+    want = [moe.fp4_moe(a, w, b, c) for a, b, c in calls]
     torch.cuda.synchronize()
     allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
     wrong = torch.zeros((), dtype=torch.int64, device=device)
@@ -208,17 +208,17 @@ def test_a_graph_replayed_a_thousand_times(tokens, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 33, 700])
 def test_a_hundred_runs_give_the_same_bits(tokens, device):
-    w = moe.prepare_weights(*random_layer(16, 1024, 512, 1, device))
+    w = moe.prepare_mxfp4(*random_layer(16, 1024, 512, 1, device))
     x, ids, weights = random_call(tokens, 6, 16, 1024, 2, device)
-    first = moe.mxfp4_moe(x, w, ids, weights)
-    assert all(torch.equal(first, moe.mxfp4_moe(x, w, ids, weights)) for _ in range(100))
+    first = moe.fp4_moe(x, w, ids, weights)
+    assert all(torch.equal(first, moe.fp4_moe(x, w, ids, weights)) for _ in range(100))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(512, 288), (4096, 512), (96, 32), (7168, 192)])
 def test_the_native_mxfp8_path_where_it_is_emulated(shape, device):
     """The e4m3 decode, scale order and epilogue that SM120 uses, through Triton's bf16 lowering of `dot_scaled`."""
-    from sglang_sm120.kernels.sm120.mxfp4_moe import launch
+    from sglang_sm120.kernels.sm120.fp4_moe.host import program
 
     (hidden, inter), experts = shape, 8
     tensors = random_layer(experts, hidden, inter, 5, device)
@@ -227,7 +227,7 @@ def test_the_native_mxfp8_path_where_it_is_emulated(shape, device):
         x[0, 0] = 0
         want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation="mxfp8")
         y = torch.empty_like(x)
-        w = moe.prepare_weights(*(t.clone() for t in tensors))
+        w = moe.prepare_mxfp4(*(t.clone() for t in tensors))
         form = form_of(x, ids, experts, inter, mxfp8=True, fp8=True)
-        launch.Program(form).run(x, w, ids, weights, y)
+        program.Program(form).run(x, w, ids, weights, y)
         assert relative(y, want) <= 3e-3

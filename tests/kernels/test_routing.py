@@ -6,9 +6,9 @@ import pytest
 import torch
 import triton.language as tl
 
-from sglang_sm120.kernels.sm120.mxfp4_moe import routing
-from sglang_sm120.kernels.sm120.mxfp4_moe.routing import own_group_by_scan, own_group_by_table
-from sglang_sm120.kernels.sm120.mxfp4_moe.runtime import kernel
+from sglang_sm120.kernels.sm120.fp4_moe.device import groups
+from sglang_sm120.kernels.sm120.fp4_moe.device.groups import own_group_by_scan, own_group_by_table
+from sglang_sm120.kernels.sm120.fp4_moe.runtime import kernel
 
 
 @kernel
@@ -39,18 +39,18 @@ def launch(fn, grid, args, **constants):
 def found(ids, experts, width, scan, device):
     """[(expert, its routes)] of as many programs as the schedule launches at most."""
     n = len(ids)
-    groups = n if scan else min(n, min(n, experts) + n // width)
-    out = torch.full((groups, 2 + width), -7, dtype=torch.int32, device=device)
+    most = n if scan else min(n, min(n, experts) + n // width)
+    out = torch.full((most, 2 + width), -7, dtype=torch.int32, device=device)
     if scan:
-        launch(groups_by_scan, (groups,), (ids, out, n, experts), BT=width, ASM=device == "cuda")
+        launch(groups_by_scan, (most,), (ids, out, n, experts), BT=width, ASM=device == "cuda")
     else:
         order = torch.full((n,), 2**30, dtype=torch.int32, device=device)
-        table = torch.full((1 + groups, 4), 2**30, dtype=torch.int32, device=device)
+        table = torch.full((1 + most, 4), 2**30, dtype=torch.int32, device=device)
         bins = 1 << experts.bit_length()
         launch(
-            routing.sort_routes, (experts,), (ids, order, table, n, experts), CHUNK=1024, EP=bins, BT=width, PDL=False
+            groups.sort_routes, (experts,), (ids, order, table, n, experts), CHUNK=1024, EP=bins, BT=width, PDL=False
         )
-        launch(groups_by_table, (groups,), (order, table, out), BT=width)
+        launch(groups_by_table, (most,), (order, table, out), BT=width)
     rows = out.tolist()
     used = [row for row in rows if row[1]]
     assert rows[: len(used)] == used  # programs without a group are the last ones

@@ -12,8 +12,10 @@ import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import api, gemm, launch, reduce, routing, runtime
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe import layer, runtime
+from sglang_sm120.kernels.sm120.fp4_moe.device import gemm, groups, reduce
+from sglang_sm120.kernels.sm120.fp4_moe.host import program
 
 
 def test_an_interpreted_call_leaves_triton_as_it_was():
@@ -21,9 +23,9 @@ def test_an_interpreted_call_leaves_triton_as_it_was():
     members = {name: value for name, value in vars(tl.tensor).items() if not name.startswith("__")}
     w13, w2 = torch.zeros(1, 64, 16, dtype=torch.uint8), torch.zeros(1, 32, 16, dtype=torch.uint8)
     scale = torch.full((1, 64, 1), 127, dtype=torch.uint8)
-    w = moe.prepare_weights(w13, scale, w2, scale[:, :32].clone())
+    w = moe.prepare_mxfp4(w13, scale, w2, scale[:, :32].clone())
     x, ids = torch.ones(1, 32, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int32)
-    assert (moe.mxfp4_moe(x, w, ids, torch.ones(1, 1)) == 0).all()
+    assert (moe.fp4_moe(x, w, ids, torch.ones(1, 1)) == 0).all()
     assert {name: value for name, value in vars(tl).items() if callable(value)} == before
     assert {name: value for name, value in vars(tl.tensor).items() if not name.startswith("__")} == members
     assert isinstance(tl.sum, JITFunction)
@@ -31,7 +33,7 @@ def test_an_interpreted_call_leaves_triton_as_it_was():
 
 def test_every_kernel_takes_pointers_then_numbers_then_constants():
     """The direct launch hands addresses, numbers and constants to the compiled kernel in this order."""
-    found = [k for m in (gemm, reduce, routing) for k in vars(m).values() if isinstance(k, runtime.Kernel)]
+    found = [k for m in (gemm, reduce, groups) for k in vars(m).values() if isinstance(k, runtime.Kernel)]
     assert len(found) >= 6
     for kernel in found:
         rank = [2 if p.is_constexpr else not p.name.endswith("_ptr") for p in kernel.compiled.params]
@@ -46,7 +48,7 @@ def small_layer(experts=4, hidden=64, inter=32):
     w2 = torch.randint(0, 256, (experts, hidden, inter // 2), generator=g, dtype=torch.uint8)
     s13 = torch.full((experts, 2 * inter, hidden // 32), 121, dtype=torch.uint8)
     s2 = torch.full((experts, hidden, inter // 32), 121, dtype=torch.uint8)
-    return moe.prepare_weights(w13, s13, w2, s2)
+    return moe.prepare_mxfp4(w13, s13, w2, s2)
 
 
 def small_call(tokens=3, hidden=64, top_k=2, experts=4):
@@ -75,9 +77,9 @@ def recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(CompiledKernel, "__del__", lambda self: None, raising=False)
-    api._call.cache_clear()
+    layer._call.cache_clear()
     yield made
-    api._call.cache_clear()
+    layer._call.cache_clear()
 
 
 BAD = {
@@ -107,12 +109,12 @@ def test_a_bad_argument_is_refused_after_good_calls(recorded, name):
     w, (x, ids, weights) = small_layer(), small_call()
     good = {"x": x, "w": w, "topk_ids": ids, "topk_weights": weights, "out": torch.empty_like(x)}
     changes, says = BAD[name]
-    moe.mxfp4_moe(**good)
+    moe.fp4_moe(**good)
     for _ in range(2):
         with pytest.raises(ValueError, match=says):
-            moe.mxfp4_moe(**good | changes)
+            moe.fp4_moe(**good | changes)
     with pytest.raises(ValueError, match="out shares memory with x,"):
-        moe.mxfp4_moe(**good | {"out": x})
+        moe.fp4_moe(**good | {"out": x})
 
 
 def placed(buffer, byte, like, row_bytes=None):
@@ -143,7 +145,7 @@ def test_out_shares_no_memory_with_what_is_read(recorded, case):
     out = placed(buffer, at_out, torch.zeros_like(x), row_bytes)
     for _ in range(2):
         with pytest.raises(ValueError, match=f"^out shares memory with {name}, which is read until the end"):
-            moe.mxfp4_moe(w=small_layer(), out=out, **given)
+            moe.fp4_moe(w=small_layer(), out=out, **given)
     assert recorded == []
 
 
@@ -154,7 +156,7 @@ def test_out_beside_x_in_one_buffer_is_taken(at_out, row_bytes):
     w, buffer = small_layer(), torch.zeros(16 * ROW, dtype=torch.uint8)
     beside = placed(buffer, 0, x, row_bytes)
     out = placed(buffer, at_out, torch.zeros_like(x), row_bytes)
-    assert torch.equal(moe.mxfp4_moe(beside, w, ids, weights, out=out), moe.mxfp4_moe(x, w, ids, weights))
+    assert torch.equal(moe.fp4_moe(beside, w, ids, weights, out=out), moe.fp4_moe(x, w, ids, weights))
     assert torch.equal(beside, x)
 
 
@@ -170,10 +172,10 @@ def test_a_call_does_not_take_the_launch_of_another():
         {"w": dataclasses.replace(w, wide_scales=True)},
     ]  # fmt: skip
     calls = [{"x": x, "w": w, "topk_ids": ids, "topk_weights": weights} | c for c in calls]
-    together = [moe.mxfp4_moe(**c) for c in calls]
+    together = [moe.fp4_moe(**c) for c in calls]
     for call, got in zip(calls, together, strict=True):
-        api._call.cache_clear()
-        assert torch.equal(moe.mxfp4_moe(**call), got)
+        layer._call.cache_clear()
+        assert torch.equal(moe.fp4_moe(**call), got)
     assert not torch.equal(together[0], together[1])
 
 
@@ -187,12 +189,12 @@ def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activa
         spaces.append(empty(*size, **options))
         return spaces[-1]
 
-    programs, run = [], launch.Program.run
-    monkeypatch.setattr(launch.Program, "run", lambda self, *given: (programs.append(self), run(self, *given)))
+    programs, run = [], program.Program.run
+    monkeypatch.setattr(program.Program, "run", lambda self, *given: (programs.append(self), run(self, *given)))
     w, (x, ids, weights) = small_layer(), small_call(tokens)
     out = torch.empty_like(x)
     monkeypatch.setattr(torch, "empty", remember)
-    moe.mxfp4_moe(x, w, ids, weights, activation=activation, out=out)
+    moe.fp4_moe(x, w, ids, weights, activation=activation, out=out)
     (space,) = spaces
     given = {"w13": w.w13, "w2": w.w2, "weights": weights, "y": out, "s13": w.w13_scale, "s2": w.w2_scale}
     expected = {t.data_ptr(): name for name, t in (given | {"x": x, "ids": ids}).items()}
@@ -206,7 +208,7 @@ def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activa
         for name, value in zip(kernel.compiled.arg_names, args, strict=True):
             if name.endswith("_ptr") and value not in expected:
                 assert space.data_ptr() <= value < space.data_ptr() + space.numel()
-                assert value % launch.ALIGNMENT == 0
+                assert value % program.ALIGNMENT == 0
                 parts.add(value)
         by_name = dict(zip(kernel.compiled.arg_names, args, strict=True))
         if kernel.__name__ == "combine":
@@ -216,22 +218,22 @@ def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activa
             assert expected[by_name["w_ptr"]] == f"w{number}"
             assert expected[by_name["s_ptr"]] == f"s{number}"
             assert by_name["num_routes"] == ids.numel()
-    (program,) = programs
-    ends = [o + b.bytes for o, b in zip(program.offsets, program.buffers, strict=True)]
-    assert all(end <= start for end, start in zip(ends, program.offsets[1:], strict=False))
-    assert parts == {min(parts) + offset for offset in program.offsets}
+    (made,) = programs
+    ends = [o + b.bytes for o, b in zip(made.offsets, made.buffers, strict=True)]
+    assert all(end <= start for end, start in zip(ends, made.offsets[1:], strict=False))
+    assert parts == {min(parts) + offset for offset in made.offsets}
     assert min(parts) + ends[-1] <= space.data_ptr() + space.numel()
 
 
 def test_profilers_hooks_are_called_and_only_theirs(recorded, monkeypatch):
     w, (x, ids, weights) = small_layer(), small_call()
-    moe.mxfp4_moe(x, w, ids, weights)
+    moe.fp4_moe(x, w, ids, weights)
     assert {given[6:9] for _, given in recorded} == {(None, None, None)}
     recorded.clear()
     chain = triton.knobs.HookChain()
     chain.add(lambda metadata: None)
     monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", chain)
-    moe.mxfp4_moe(x, w, ids, weights)
+    moe.fp4_moe(x, w, ids, weights)
     assert [(given[6].get()["name"], given[7]) for _, given in recorded] == [
         (name, chain) for name in ("gate_up", "down", "combine")
     ]
@@ -248,8 +250,8 @@ def test_the_direct_launch_gives_tritons_runner_what_the_public_one_gives(record
     addresses = set()
     for direct in (True, False):
         monkeypatch.setattr(runtime, "DIRECT", direct)
-        api._call.cache_clear()
-        moe.mxfp4_moe(x, w, ids, weights, out=out)
+        layer._call.cache_clear()
+        moe.fp4_moe(x, w, ids, weights, out=out)
     half = len(recorded) // 2
     for (_, a), (_, b) in zip(recorded[:half], recorded[half:], strict=True):
         assert [type(v) for v in a] == [type(v) for v in b]

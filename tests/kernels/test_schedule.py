@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from sglang_sm120.kernels.sm120.mxfp4_moe import schedule
+from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 from sm120_code import SHAPES
 
 ODD = (

@@ -8,8 +8,10 @@ import pytest
 import torch
 from layers import form_of, random_call, random_layer, relative
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import launch, layout, reduce, schedule, tuning
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
+from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule, tuning
+from sglang_sm120.kernels.sm120.fp4_moe.weights import layout
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(10, 16), (20, 32), (50, 64), (150, 128)])
@@ -22,10 +24,10 @@ def test_wide_groups_of_sm90(tokens, width, inter, activation, sm90):
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights, activation=activation)
     x = torch.cat([x, torch.full((tokens, 16), float("nan"), dtype=x.dtype)], 1)
     form = form_of(x, ids, 1, inter, hidden=128, mxfp8=activation == "mxfp8")
-    plan = launch.plan(form)
+    plan = program.plan(form)
     assert (plan.many, plan.gate_up.tokens) == (True, width)
     y = torch.empty(tokens, 128, dtype=torch.bfloat16)
-    launch.Program(form).run(x, moe.prepare_weights(*tensors), ids, weights, y)
+    program.Program(form).run(x, moe.prepare_mxfp4(*tensors), ids, weights, y)
     assert relative(y, want) <= 3e-3
 
 
@@ -38,15 +40,15 @@ def test_bad_tokens_and_absent_experts_of_sm90(sm90):
     ids[ids == 1] = -1  # a group of none
     ids[5, 0], ids[6, 1] = 2**32, experts
     form = form_of(x, ids, experts, inter)
-    plan = launch.plan(form)
+    plan = program.plan(form)
     assert (plan.scan, plan.many) == (False, True)
     want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
-    program, w, y = launch.Program(form), moe.prepare_weights(*tensors), torch.empty_like(x)
-    program.run(x, w, ids, weights, y)
+    made, w, y = program.Program(form), moe.prepare_mxfp4(*tensors), torch.empty_like(x)
+    made.run(x, w, ids, weights, y)
     assert relative(y, want) <= 3e-3
     x[7] = float("nan")
     spoilt = torch.empty_like(x)
-    program.run(x, w, ids, weights, spoilt)
+    made.run(x, w, ids, weights, spoilt)
     others = torch.arange(tokens) != 7
     assert torch.equal(spoilt[others], y[others])
     assert spoilt[7].isnan().all() == bool((ids[7] >= 0).any())
@@ -76,9 +78,9 @@ def test_only_sm90_reorders(monkeypatch):
     form = form_of(torch.empty(100, 1152), torch.empty(100, 1, dtype=torch.int32), 1, 128)
     for sm90 in (False, True):
         monkeypatch.setattr(schedule, "is_sm90", lambda device, sm90=sm90: sm90)
-        assert launch.plan(form).many
-        assert not launch.plan(dataclasses.replace(form, limit=float("inf"))).many  # h would leave their range
-        steps = launch.steps(form)[0]
+        assert program.plan(form).many
+        assert not program.plan(dataclasses.replace(form, limit=float("inf"))).many  # h would leave their range
+        steps = program.steps(form)[0]
         reorder = [s.grid for s in steps if s.kernel.__name__ == "reorder_rows"]
         assert reorder == [(100, 2)] * sm90
         assert {s.options["WGMMA"] for s in steps if "WGMMA" in s.options} == {sm90}

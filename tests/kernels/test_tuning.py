@@ -9,12 +9,13 @@ import pytest
 import torch
 import triton
 
-from sglang_sm120 import gpu_timing, tile_search, tile_tables
-from sglang_sm120.kernels.sm120 import mxfp4_moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import schedule, tuning
-from sglang_sm120.kernels.sm120.mxfp4_moe.schedule import Tile, Work
-from sglang_sm120.tile_search import Comparison, GpuTimer, Search
-from sglang_sm120.tile_tables import Machine, Shape, Table
+from sglang_sm120.commands import gpu_timing
+from sglang_sm120.commands.tune import search, tables
+from sglang_sm120.commands.tune.search import Comparison, GpuTimer, Search
+from sglang_sm120.kernels.sm120 import fp4_moe, tile_tables
+from sglang_sm120.kernels.sm120.fp4_moe.host import schedule, tuning
+from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Tile, Work
+from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table
 
 SHAPE = Shape(256, 4096, 1024, 6)
 HERE = Machine("A", 188, triton.__version__)
@@ -133,14 +134,14 @@ class FakeGpu:
 
 
 def searched(timer, points, table=None, seconds=1e9, **more):
-    search = Search(timer, "uniform", seconds, clock=timer.clock, **more)
-    return search.run(table or Table(HERE), points)
+    found = Search(timer, "uniform", seconds, clock=timer.clock, **more)
+    return found.run(table or Table(HERE), points)
 
 
 def test_the_search_keeps_the_fastest_and_resumes(tmp_path):
     timer, path = FakeGpu(), tmp_path / "tiles.json"
     table, complete = searched(
-        timer, [(SHAPE, 1), (SHAPE, 2)], save=lambda table: tile_tables.write(path, table)
+        timer, [(SHAPE, 1), (SHAPE, 2)], save=lambda table: tables.write(path, table)
     )  # fmt: skip
     assert complete
     (entry, _) = tile_tables.read(path, HERE).entries
@@ -201,8 +202,8 @@ def test_an_interruption_keeps_what_was_saved():
 
 
 def test_wide_groups_are_tried_where_an_expert_has_the_routes_for_them():
-    assert {c.tokens for c in tile_search._candidates(SHAPE, 256)} == {8}
-    assert {c.tokens for c in tile_search._candidates(SHAPE, 512)} == {8, 16, 32}
+    assert {c.tokens for c in search._candidates(SHAPE, 256)} == {8}
+    assert {c.tokens for c in search._candidates(SHAPE, 512)} == {8, 16, 32}
 
 
 class Graphs:
@@ -253,7 +254,7 @@ class Graphs:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(gpu_timing, "FLUSH_BYTES", 64)
         if not real:
-            monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", lambda x, *_args, out: out.copy_(x))
+            monkeypatch.setattr(fp4_moe, "fp4_moe", lambda x, *_args, out: out.copy_(x))
         flush = gpu_timing.Flush.__call__
         monkeypatch.setattr(gpu_timing.Flush, "__call__", lambda it: (self.log.append("flush"), flush(it))[1])
 
@@ -268,10 +269,10 @@ def test_the_timer_flushes_before_each_call_and_lets_both_take_turns(monkeypatch
     ran = [entry for entry in gpu.log if entry != "captured"]
     assert ran[::2] == ["flush"] * (len(ran) // 2)
     replays = ran[1::2]
-    assert len(replays) == 2 * (3 + 1) * tile_search.DRAWS
-    assert len(set(replays)) == 2 * tile_search.DRAWS  # each draw of each contestant has a graph of its own
+    assert len(replays) == 2 * (3 + 1) * search.DRAWS
+    assert len(set(replays)) == 2 * search.DRAWS  # each draw of each contestant has a graph of its own
     pairs = list(zip(replays[::2], replays[1::2], strict=True))
-    assert len(set(pairs)) == 2 * tile_search.DRAWS  # and who begins changes, draw by draw
+    assert len(set(pairs)) == 2 * search.DRAWS  # and who begins changes, draw by draw
     assert all((b, a) in pairs for a, b in pairs)
 
 
@@ -280,8 +281,8 @@ def test_each_draw_has_its_own_experts_and_speculative_tokens_share_theirs():
     uniform, speculative = (GpuTimer.__new__(GpuTimer) for _ in range(2))
     for timer, routing in ((uniform, "uniform"), (speculative, "speculative")):
         timer.device, timer.routing = torch.device("cpu"), routing
-    ids = [uniform._case(shape, 8, seed)[1] for seed in range(tile_search.DRAWS)]
-    assert len({tuple(i.flatten().tolist()) for i in ids}) == tile_search.DRAWS
+    ids = [uniform._case(shape, 8, seed)[1] for seed in range(search.DRAWS)]
+    assert len({tuple(i.flatten().tolist()) for i in ids}) == search.DRAWS
     hit = [sum(t._case(shape, 8, s)[1].unique().numel() for s in range(8)) for t in (uniform, speculative)]
     assert hit[1] < 0.8 * hit[0]
 
@@ -296,23 +297,23 @@ def test_a_drifting_clock_is_no_gain(monkeypatch):
 
 def test_tiles_that_do_not_fit_or_change_a_bit_are_left_out(monkeypatch):
     Graphs(monkeypatch, real=True)
-    monkeypatch.setattr(tile_search, "DRAWS", 1)
+    monkeypatch.setattr(search, "DRAWS", 1)
     timer = GpuTimer(torch.device("cpu"))
     assert timer(SMALL, 2, None, 1)
-    real = mxfp4_moe.mxfp4_moe
+    real = fp4_moe.fp4_moe
 
     def spoilt(*args, out, **more):
         real(*args, out=out, **more)
         out[0, 0] += 1
         return out
 
-    monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", spoilt)
+    monkeypatch.setattr(fp4_moe, "fp4_moe", spoilt)
     assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1) is None
 
     def too_large(*args, **more):
         raise triton.runtime.errors.OutOfResources(200_000, 101_376, "shared memory")
 
-    monkeypatch.setattr(mxfp4_moe, "mxfp4_moe", too_large)
+    monkeypatch.setattr(fp4_moe, "fp4_moe", too_large)
     assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1) is None
 
 
@@ -328,7 +329,7 @@ def test_every_candidate_gives_the_same_bits(device):
 
 @pytest.mark.gpu
 def test_a_minute_on_a_gpu_gives_a_table_that_launches_use(device, tmp_path, monkeypatch):
-    from sglang_sm120 import tune
+    from sglang_sm120.commands.tune import command as tune
 
     monkeypatch.setenv("SGLANG_SM120_HOME", str(tmp_path))
     document = tune.run([Shape(16, 1024, 256, 4)], [1, 16], 1)

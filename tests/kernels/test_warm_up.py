@@ -11,8 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
-from sglang_sm120.kernels.sm120.mxfp4_moe import api, launch, runtime, schedule, warming
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
+from sglang_sm120.kernels.sm120.fp4_moe import layer as layer_call
+from sglang_sm120.kernels.sm120.fp4_moe import runtime, warming
+from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule
 
 EXPERTS, HIDDEN, TOP_K, SMS = 256, 4096, 6, 188  # V4-Flash
 MODES = ("bf16", "mxfp8")
@@ -50,15 +52,15 @@ def compiled(monkeypatch):
         return Loaded(self.arg_names, args)
 
     def forget():
-        api._call.cache_clear()
+        layer_call._call.cache_clear()
         warming._warm_up.cache_clear()
         for kernel in kernels:
             kernel._ready.clear()
         runtime._warm.clear()
 
-    kernels = [v for m in (launch.gemm, launch.reduce, launch.routing) for v in vars(m).values()]
+    kernels = [v for m in (program.gemm, program.reduce, program.groups) for v in vars(m).values()]
     kernels = [k for k in kernels if isinstance(k, runtime.Kernel)]
-    for owner, name in ((runtime, "is_compiled"), (launch, "has_pdl"), (launch, "has_native_fp8")):
+    for owner, name in ((runtime, "is_compiled"), (program, "has_pdl"), (program, "has_native_fp8")):
         monkeypatch.setattr(owner, name, lambda device: True)
     monkeypatch.setattr(schedule, "sm_count", lambda device: SMS)
     monkeypatch.setattr(runtime, "current_stream", lambda index: 0)
@@ -77,7 +79,7 @@ def layer(inter, hidden=HIDDEN):
 
 def call(w, x, activation="bf16", **more):
     ids = torch.zeros(len(x), TOP_K, dtype=torch.int32)
-    moe.mxfp4_moe(x, w, ids, torch.zeros(len(x), TOP_K), activation=activation, **more)
+    moe.fp4_moe(x, w, ids, torch.zeros(len(x), TOP_K), activation=activation, **more)
 
 
 @pytest.mark.parametrize("activation", MODES)
@@ -97,7 +99,7 @@ def test_every_number_of_tokens_is_foreseen(compiled, caplog, tp, activation):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.Kernel, "ready", remember)
-        patch.setattr(launch.Program, "run", lambda self, *given: None)
+        patch.setattr(program.Program, "run", lambda self, *given: None)
         for tokens in (*range(1, 400), *range(400, 8193, 61), 8192):
             call(w, x[:tokens], activation)
     assert len(compiled) == before
@@ -117,7 +119,7 @@ def test_layouts_of_the_input_are_foreseen(compiled):
                 call(w, x, out=torch.empty(tokens, HIDDEN, dtype=torch.bfloat16))
     ids = torch.zeros(64 * TOP_K + 1, dtype=torch.int32)[1:].view(64, TOP_K)
     weights = torch.zeros(64 * TOP_K + 1)[1:].view(64, TOP_K)
-    moe.mxfp4_moe(wide.as_strided((64, HIDDEN), (HIDDEN, 1)), w, ids, weights)
+    moe.fp4_moe(wide.as_strided((64, HIDDEN), (HIDDEN, 1)), w, ids, weights)
     assert len(compiled) == before
 
 
@@ -194,21 +196,21 @@ def test_triton_tells_real_calls_apart_as_the_keys_do(monkeypatch, activation):
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", would_compile)
     monkeypatch.setattr(schedule, "sm_count", lambda device: SMS)
-    monkeypatch.setattr(launch, "has_native_fp8", lambda device: True)
+    monkeypatch.setattr(program, "has_native_fp8", lambda device: True)
 
     def typed(self, grid, args, options):
         self.compiled.warmup(*args, grid=grid, **options)
 
     monkeypatch.setattr(runtime.Kernel, "interpret", typed)
-    api._call.cache_clear()
+    layer_call._call.cache_clear()
     x, bytes_ = torch.empty(4096, HIDDEN, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.uint8)
     w = moe.PreparedWeights(bytes_, bytes_, bytes_, bytes_, EXPERTS, HIDDEN, 1024, False)
     for tokens in (*range(1, 40), *range(40, 4097, 161), 4096):
         call(w, x[:tokens], activation)
-    api._call.cache_clear()
+    layer_call._call.cache_clear()
     real, mxfp8 = set(keys), activation == "mxfp8"
     keys.clear()
-    form = launch.Form(
+    form = program.Form(
         x.device, 1, TOP_K, EXPERTS, HIDDEN, 1024, torch.int32, HIDDEN, HIDDEN, True, 10.0, 1.0, mxfp8, mxfp8,
         batch_invariant=False, wide_scales=False,
     )  # fmt: skip

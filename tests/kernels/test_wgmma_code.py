@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import sm120_code
-from sglang_sm120.kernels.sm120.mxfp4_moe import reduce, schedule
+from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
+from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 
 def config(kernel: str, tokens: int):

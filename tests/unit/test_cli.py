@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
-from sglang_sm120 import cli, doctor, interrupts, plan, selftest, tune
+from sglang_sm120 import cli
+from sglang_sm120.commands import interrupts
+from sglang_sm120.commands.doctor import command as doctor
+from sglang_sm120.commands.plan import command as plan
+from sglang_sm120.commands.selftest import command as selftest
+from sglang_sm120.commands.tune import command as tune
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,10 @@ def test_an_interruption_within_an_import_ends_the_command_there(tmp_path, handl
     (tmp_path / "slow.py").write_text(
         f"import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept: {handler}\nprint('went on')\n"
     )
-    command = "from sglang_sm120 import cli, doctor; doctor.examine = lambda: __import__('slow'); cli.main(['doctor'])"
+    command = (
+        "from sglang_sm120 import cli; from sglang_sm120.commands.doctor import command; "
+        "command.examine = lambda: __import__('slow'); cli.main(['doctor'])"
+    )
     done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
-from sglang_sm120 import gpu, patching, plugin
+from sglang_sm120 import gpu, plugin
 from sglang_sm120.patches import PATCHES
-from sglang_sm120.patching import PatchError, Status
+from sglang_sm120.patching import records
+from sglang_sm120.patching.records import Status
+from sglang_sm120.patching.replace import PatchError
 
 SM120 = gpu.Gpu((12, 0), "RTX", "nvml")
 
@@ -16,14 +18,14 @@ SM120 = gpu.Gpu((12, 0), "RTX", "nvml")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(plugin, "_registered", False)
-    monkeypatch.setattr(patching, "STATES", {})
+    monkeypatch.setattr(records, "STATES", {})
     for variable in ("SGLANG_SM120", "SGLANG_SM120_DISABLE", "SGLANG_SM120_ASSUME"):
         monkeypatch.delenv(variable, raising=False)
 
 
 def applied(monkeypatch):
     calls = []
-    monkeypatch.setattr(patching, "apply_all", lambda patches, settings: calls.append(settings))
+    monkeypatch.setattr(records, "apply_all", lambda patches, settings: calls.append(settings))
     return calls
 
 
@@ -33,8 +35,8 @@ def test_other_gpus_are_left_alone(monkeypatch, found):
     monkeypatch.setattr(gpu, "detect", lambda assume: found)
     plugin.register()
     assert calls == []
-    assert {s.status for s in patching.STATES.values()} == {Status.NOT_APPLICABLE}
-    assert set(patching.STATES) == {p.name for p in PATCHES}
+    assert {s.status for s in records.STATES.values()} == {Status.NOT_APPLICABLE}
+    assert set(records.STATES) == {p.name for p in PATCHES}
 
 
 def test_sm120_once(monkeypatch):
@@ -67,7 +69,7 @@ def test_whatever_goes_wrong_stops_the_launch(monkeypatch, error, says):
     def fail(patches, settings):
         raise error
 
-    monkeypatch.setattr(patching, "apply_all", fail)
+    monkeypatch.setattr(records, "apply_all", fail)
     monkeypatch.setattr(gpu, "detect", lambda assume: SM120)
     with pytest.raises(SystemExit, match=says):
         plugin.register()

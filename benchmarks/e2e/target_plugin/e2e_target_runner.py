@@ -9,8 +9,8 @@ from __future__ import annotations
 
 def register() -> None:
     """Called by SGLang in each of its processes."""
-    from sglang_sm120 import sglang_api
     from sglang_sm120.settings import RUNNER
+    from sglang_sm120.upstream import server_flags
 
-    draft = sglang_api.layer_runner
-    sglang_api.layer_runner = lambda prefix: draft(prefix) if sglang_api.is_draft_prefix(prefix) else RUNNER
+    draft = server_flags.layer_runner
+    server_flags.layer_runner = lambda prefix: draft(prefix) if server_flags.is_draft_prefix(prefix) else RUNNER

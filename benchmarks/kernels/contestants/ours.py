@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from workload import Case, Weights
 
-from sglang_sm120.kernels.sm120 import mxfp4_moe as moe
+from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
 from .common import CLAMP, Call, Shared
 
@@ -17,11 +17,11 @@ class Ours:
         self, weights: Weights, shared: Shared, activation: str = "bf16", batch_invariant: bool = False
     ) -> None:
         if "ours" not in shared:
-            shared["ours"] = moe.prepare_weights(*(t.clone() for t in weights))
+            shared["ours"] = moe.prepare_mxfp4(*(t.clone() for t in weights))
         self.w = shared["ours"]
         self.options = {"activation": activation, "batch_invariant": batch_invariant}
 
     def call(self, case: Case) -> Call:
         x, ids, probabilities = case
         out = torch.empty_like(x)
-        return lambda: moe.mxfp4_moe(x, self.w, ids, probabilities, swiglu_limit=CLAMP, out=out, **self.options)
+        return lambda: moe.fp4_moe(x, self.w, ids, probabilities, swiglu_limit=CLAMP, out=out, **self.options)

@@ -1,0 +1,110 @@
+"""W4A16 for many tokens on SM90: `product_wide`'s sums through wgmma, weights decoded where it wants them.
+
+wgmma takes its weights from registers: of 16 neighbouring columns a thread holds the codes 2t, 2t + 1, 2t + 8 and
+2t + 9 of a row. A prepared word holds four neighbouring codes of either half of its superblock, so the columns of each
+32 are multiplied in another order, `layout.WGMMA_ORDER`, in which those four are one word's. The activations must come
+in this order: x from `reduce.reorder_rows`, the intermediate from the first product's epilogue. Then a word goes from
+shared memory to the thread that decodes it and to the MMA without a further exchange (benchmarks/NOTES.md, item 13).
+
+The scales' range is that of `product_wide`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..weights import layout
+from .decode import picked_value, scale_to_float32
+
+_BF16 = layout.bf16_terms()
+# A word and a scale as two equal bf16 in; scaled pairs of codes out.
+SCALED_EVEN, SCALED_ODD = (tl.constexpr(layout.scaled_ptx(terms)) for terms in (_BF16[:2], _BF16[2:]))
+
+
+@triton.jit
+def _halves(pairs):
+    """int16 [..., 2]: both values of each packed pair."""
+    return tl.join((pairs & 0xFFFF).to(tl.int16), ((pairs >> 16) & 0xFFFF).to(tl.int16))
+
+
+@triton.jit
+def _value(words, ELEMENT: tl.constexpr):
+    return picked_value(words.to(tl.int64), tl.full(words.shape, ELEMENT, tl.int32))
+
+
+@triton.jit
+def _scaled_half(words, byte, ODD: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
+    """[BN, SB * 8, 2, 2]: each word's four codes of the even or odd block times their scale, by place in a pair, pair.
+
+    words: [BN, SB * 8]; byte: the blocks' scale bytes [BN, SB]. With ASM bf16 bits, times 2**-64; without, float32.
+    """
+    factor = (byte + 62) * 0x00800080 if ASM else scale_to_float32(byte, False)  # 2**(byte - 65) as bf16, twice
+    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (BN, SB, 8)), (BN, SB * 8))
+    if ASM:
+        first, second = tl.inline_asm_elementwise(
+            SCALED_ODD if ODD else SCALED_EVEN, "=&r,=&r,r,r", [words, factor], (tl.int32, tl.int32), is_pure=True,
+            pack=1,
+        )  # fmt: skip
+        codes = tl.join(_halves(first), _halves(second))
+    else:
+        first = tl.join(_value(words, 4 * ODD) * factor, _value(words, 4 * ODD + 1) * factor)
+        codes = tl.join(first, tl.join(_value(words, 4 * ODD + 2) * factor, _value(words, 4 * ODD + 3) * factor))
+    return codes
+
+
+@triton.jit
+def _scaled_weights(words, pair, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
+    """[BN, SB * 64] in `layout.WGMMA_ORDER`: words [BN, SB * 8] and scale pairs [BN, SB], as `_scaled_half` scales."""
+    even = _scaled_half(words, pair & 255, False, BN, SB, ASM)
+    odd = _scaled_half(words, (pair >> 8) & 255, True, BN, SB, ASM)
+    # Dimensions: row; superblock, half of eight words, word of four; place in a pair, pair; even or odd block.
+    w = tl.reshape(tl.join(even, odd), (BN, SB, 2, 4, 2, 2, 2))
+    w = tl.reshape(tl.permute(w, (0, 1, 6, 2, 5, 3, 4)), (BN, SB * 64))
+    if ASM:
+        w = w.to(tl.bfloat16, bitcast=True)
+    return w
+
+
+@triton.jit
+def accumulate_wgmma(
+    w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+
+    N must be a multiple of BN, K of 64 SB; the activations' columns are in `layout.WGMMA_ORDER`.
+    """
+    tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
+    row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
+    w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + ((row // 32) * (4 * K) + row % 32 * 8)[:, None]
+    w_ptrs += (word // 8 * 256 + word % 8)[None, :]
+    # Two rows' scales at once: four bytes, the least that is copied asynchronously.
+    two = tile * (BN // 2) + tl.arange(0, BN // 2)
+    s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None] + (block * 16)[None, :]
+    x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
+    acc = tl.full((BN, BT), 0.0, tl.float32)
+    for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
+        words, pairs = tl.load(w_ptrs), tl.load(s_ptrs)
+        x = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
+        if not ASM:
+            x = x.to(tl.float32)
+        pair = tl.reshape(tl.permute(tl.join(pairs & 0xFFFF, pairs >> 16), (0, 2, 1)), (BN, SB))
+        acc = tl.dot(_scaled_weights(words, pair, BN, SB, ASM), x, acc)
+        if ASM:
+            # Triton would leave products running beside the next step's decode, which then writes registers that they
+            # still read: results of 128-token tiles were wrong. Code that takes the sums, even none, makes it wait.
+            acc = tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
+        w_ptrs += SB * 256
+        s_ptrs += SB * 16
+        x_ptrs += SB * 64
+    if ASM:
+        acc *= 2.0**64
+    return acc
+
+
+@triton.jit
+def in_wgmma_order(v, BLOCKS: tl.constexpr, BT: tl.constexpr):
+    """v [BLOCKS * 32, BT] with the rows of each 32 in `layout.WGMMA_ORDER`."""
+    v = tl.reshape(v, (BLOCKS, 2, 4, 2, 2, BT))
+    return tl.reshape(tl.permute(v, (0, 1, 3, 2, 4, 5)), (BLOCKS * 32, BT))

@@ -1,0 +1,1 @@
+"""Decided before a launch: tiles, regimes, the program of kernels. No device code."""

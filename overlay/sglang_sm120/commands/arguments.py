@@ -1,0 +1,176 @@
+"""The command line of `sglang-sm120`: its subcommands and flags, and what is said of a misspelt one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_sm120 import __version__
+from sglang_sm120.commands.plan.command import ARCHITECTURES
+from sglang_sm120.commands.tune import command as tune
+from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
+
+
+def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command with its flags, and what follows `--`, which belongs to SGLang. Wrong usage exits with 2."""
+    at = words.index("--") if "--" in words else len(words)
+    ours, flags = words[:at], words[at + 1 :]
+    top = parser()
+    commands = commands_of(top)
+    first = next((w for w in ours if not w.startswith("-")), None)
+    if first is not None and first not in commands:
+        top.error(f"{first!r} is no command{_meant(first, commands) or ';'} the commands are {', '.join(commands)}")
+    arguments, unknown = top.parse_known_args(ours)
+    command = commands[arguments.command]
+    if unknown:
+        known = [option for action in command._actions for option in action.option_strings]
+        word = unknown[0].partition("=")[0]
+        meant = _meant(word, known) if word.startswith("-") else ""
+        theirs = "; flags of SGLang come after --" if arguments.command == "plan" and not meant else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}{theirs}")
+    if flags and arguments.command != "plan":
+        command.error(f"{arguments.command} takes nothing after --")
+    if arguments.command == "tune" and not (arguments.shapes or arguments.model_path or arguments.check):
+        command.error("give --model-path DIR or --shapes E,H,I,K")
+    return arguments, flags
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Name -> parser of each subcommand."""
+    (found,) = (a.choices for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, all subcommands."""
+    top = argparse.ArgumentParser(prog="sglang-sm120", description="DeepSeek-V4 on SM120 and SM121 GPUs with SGLang.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_plan(commands)
+    _add_doctor(commands)
+    _add_selftest(commands)
+    _add_tune(commands)
+    _add_verify(commands)
+    return top
+
+
+def _add_plan(commands: Any) -> None:
+    p = commands.add_parser(
+        "plan",
+        help="show which MoE kernels a launch would run, without GPU or weights",
+        usage="sglang-sm120 plan --model DIR [--arch ARCH]\n"
+        "         [--gpu-memory-gib N] [--stock] [--json]\n"
+        "         [-- SGLANG FLAGS]",
+        description="Let the installed SGLang resolve a launch as if on an architecture, and show the MoE kernels.",
+    )
+    p.add_argument(
+        "--model", required=True, type=_path, metavar="DIR", help="checkpoint: config.json and headers suffice"
+    )
+    p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
+    p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
+    p.add_argument("--stock", action="store_true", help="without the overlay")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout, logs on stderr")
+
+
+def _add_doctor(commands: Any) -> None:
+    p = commands.add_parser("doctor", help="check this machine: versions, GPUs, patches, conflicts")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    p.add_argument("--fix-hints", action="store_true", help="add what to do or to expect on this machine")
+
+
+def _add_selftest(commands: Any) -> None:
+    p = commands.add_parser("selftest", help="check the kernel on this machine; on a GPU also time it")
+    p.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    p.add_argument("--full", action="store_true", help="more shapes and timings")
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_tune(commands: Any) -> None:
+    p = commands.add_parser(
+        "tune",
+        help="measure tiles for the kernel on this GPU, which launches then use",
+        description="Measure tiles for the kernel on this GPU and keep the faster ones in a table that launches read. "
+        "Results keep every bit. Interrupted or out of time, the same command goes on.",
+    )
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint whose experts are meant")
+    p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument(
+        "--shapes", "--shape", nargs="+", type=_checked(tune.shape), metavar="E,H,I,K",
+        help="experts, hidden, intermediate of one rank, top-k instead",
+    )  # fmt: skip
+    p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="at most this long (10)")
+    p.add_argument(
+        "--tokens", type=_checked(tune.tokens), default=tune.DEFAULT_TOKENS, metavar="T,T",
+        help="batch sizes, powers of two (1 to 256)",
+    )  # fmt: skip
+    p.add_argument("--routing", choices=ROUTINGS, default="uniform", help="how tokens choose experts (uniform)")
+    p.add_argument("--out", type=_path, metavar="FILE", help="default: where launches look for it")
+    p.add_argument("--check", action="store_true", help="measure nothing; say whether a launch uses a table")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_verify(commands: Any) -> None:
+    p = commands.add_parser("verify", help="check a running server: ranks, kernels, canary prompts, acceptance length")
+    p.add_argument("--url", required=True, type=_url, help="of the server, as in http://127.0.0.1:30000")
+    p.add_argument(
+        "--reference", type=_url, metavar="URL", help="the same checkpoint without speculation; answers must agree"
+    )
+    p.add_argument("--timeout", type=_positive, default=60, metavar="S", help="seconds for each request (60)")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter whose ValueError argparse shows as it stands."""
+
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converted
+
+
+def _path(text: str) -> Path:
+    """An empty word is a shell variable that was not set, and would silently mean the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file or directory")
+    return Path(text)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0  # a bad port raises
+    except ValueError:
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r} is no server's address; expected one as http://127.0.0.1:30000")
+    return text
+
+
+def _above_zero(kind: Callable[[str], float], what: str) -> Callable[[str], float]:
+    def converted(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return converted
+
+
+_positive = _above_zero(int, "a positive whole number")
+_minutes = _above_zero(float, "a positive number of minutes")

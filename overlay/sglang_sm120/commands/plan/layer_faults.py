@@ -1,0 +1,48 @@
+"""What is wrong with a MoE layer that SGLang has built, beyond the architectures of its kernel. For `plan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_sm120.patching import replace
+from sglang_sm120.upstream import features, server_flags
+
+_NVFP4_RUNNERS = (
+    "auto",
+    "flashinfer_cutedsl",
+    "flashinfer_cutlass",
+    "flashinfer_trtllm",
+    "flashinfer_trtllm_routed",
+    "marlin",
+)
+
+
+def of(layer: Any) -> list[str]:
+    """Why a built FusedMoE would fail or compute something else than its checkpoint says, as far as it shows."""
+    method, config = layer.quant_method, layer.moe_runner_config
+    kind, runner = type(method).__name__, getattr(method, "runner", None)
+    faults = []
+    if kind == "Fp8MoEMethod" and runner is None and not _runs_without_runner():
+        faults.append(f"SGLang's FP8 method has no kernel for the runner {server_flags.global_runner()}")
+    if kind != "ModelOptNvFp4FusedMoEMethod":
+        return faults
+    if server_flags.global_runner() not in _NVFP4_RUNNERS:
+        faults.append(f"SGLang's NVFP4 method has no kernel for the runner {server_flags.global_runner()}")
+    clamped = features.passes_nvfp4_clamp() or _is_patched(type(method), "apply")
+    if server_flags.global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:
+        faults.append(
+            f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong"
+        )
+    scales = getattr(getattr(runner, "config", None), "routed_scaling_factor", None) not in (None, 1.0)
+    if server_flags.global_runner() == "marlin" and scales and layer.should_fuse_routed_scaling_factor_in_topk:
+        faults.append("marlin would apply routed_scaling_factor twice, so answers would be wrong")
+    return faults
+
+
+def _runs_without_runner() -> bool:
+    """Of the runners that SGLang's FP8 method calls directly, cutlass is the one that NVIDIA GPUs have."""
+    return server_flags.global_runner() == "cutlass"
+
+
+def _is_patched(cls: type, name: str) -> bool:
+    return hasattr(cls.__dict__.get(name), replace.MARK)

@@ -1,0 +1,43 @@
+"""The MoE method of a layer, once its runner is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_sm120.moe import decisions
+from sglang_sm120.moe.decisions import Decision
+from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.upstream import features, server_flags
+
+
+def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str, settings: Settings) -> Any:
+    """The MoE method that runs a layer's MXFP4 experts on a runner, with the decision recorded.
+
+    Args:
+        config: the checkpoint's Fp8Config, or the hybrid one derived from it.
+        prefix: module name of the layer.
+        runner: `marlin`, `flashinfer_mxfp4` (where SM120 has it), or anything else for ours.
+        patch: who decides.
+        reason: why, where resolution has not said it in this process.
+    """
+    method: Any
+    if runner == "marlin":
+        from sglang.srt.layers.quantization.fp8 import Fp8MoEMethod
+        from sglang.srt.layers.quantization.mxfp4_marlin_moe import Mxfp4MarlinMoEMethod
+
+        method = Mxfp4MarlinMoEMethod(Fp8MoEMethod(config), prefix=prefix)
+    elif runner == "flashinfer_mxfp4" and features.has_cutlass_mxfp4():
+        from sglang.srt.layers.quantization.fp8 import Fp8MoEMethod
+        from sglang.srt.layers.quantization.mxfp4_flashinfer_cutlass_moe import Mxfp4FlashinferCutlassMoEMethod
+
+        method = Mxfp4FlashinferCutlassMoEMethod(Fp8MoEMethod(config), prefix=prefix)
+    else:
+        from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
+
+        runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
+    role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+    known = decisions.decision(role)
+    reason = known.reason if known and known.runner == runner else reason
+    decisions.decide("dispatch", Decision(role, runner, patch, reason))
+    decisions.once((role, runner), f"MoE {role}: {type(method).__name__} ({runner}) for {prefix}")
+    return method

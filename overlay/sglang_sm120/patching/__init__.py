@@ -1,0 +1,1 @@
+"""How SGLang is changed: records, replacement, import actions, and whether the change still holds."""

@@ -1,0 +1,161 @@
+"""What the overlay asks SGLang about a launch: its flags, its configuration, the process it runs in.
+
+Where releases differ, they differ here and, for layers that have been built, in `sglang_layers`.
+
+Imports are inside the functions: a launcher must not import model code before SGLang does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_sm120.settings import RUNNER
+from sglang_sm120.upstream import features
+
+DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
+
+# Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
+# top-k and graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean
+# it, because SGLang's own triton runner reads FP8.
+STAND_IN = "triton"
+
+
+def flag_name(runner: str) -> str:
+    """The name that stands for a runner in SGLang's flags."""
+    return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner
+
+
+def resolving(server_args: Any) -> Any:
+    """Read view of the flags as resolved so far; below SGLang 0.5.19 the flags themselves are written step by step."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
+    return resolving_view(server_args)
+
+
+def resolving_model_config(server_args: Any) -> Any:
+    """The target's ModelConfig while flags are being resolved; SGLang keeps it."""
+    try:
+        from sglang.srt.arg_groups.overrides import model_config_of
+    except ImportError:
+        return server_args.get_model_config()
+    return model_config_of(server_args)
+
+
+def quantization_block(server_args: Any) -> tuple[int, int] | None:
+    """Block of the checkpoint's FP8 weights, (rows, columns); None without one."""
+    quantization = getattr(model_config(server_args).hf_config, "quantization_config", None) or {}
+    block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    return (int(block[0]), int(block[1])) if block else None
+
+
+def target_kind(server_args: Any) -> str:
+    """Format of the target's routed experts, from flags that are being resolved."""
+    return expert_kind(resolving_model_config(server_args))
+
+
+def expert_kind(model_config: Any) -> str:
+    """Format of the target's routed experts, as SGLang's model configuration has it."""
+    if model_config.nvfp4_moe_meta is not None:
+        return "hybrid-nvfp4"
+    if model_config.is_fp4_experts:
+        return "other" if _dequantizes_fp4() else "mxfp4"
+    return "fp8" if model_config.quantization == "fp8" else "other"
+
+
+def _dequantizes_fp4() -> bool:
+    from sglang.srt.environ import envs
+
+    switch = getattr(envs, "SGLANG_DSV4_FP4_DEQUANT", None)  # from SGLang 0.5.15
+    return switch is not None and bool(switch.get())
+
+
+def is_draft_prefix(prefix: str) -> bool:
+    """Whether a module name belongs to a draft: NextN is `model.decoder.*`, DSpark is `stages.*`."""
+    return prefix.startswith(DRAFT_PREFIXES)
+
+
+def layer_runner(prefix: str) -> str:
+    """The runner that the flags name for a layer.
+
+    EAGLE swaps the global value while it builds and runs the draft. DSpark does not and would use the target's, so
+    the draft's flag is read from the resolved configuration for both.
+    """
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+    asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
+    if asked == STAND_IN and not features.takes_runner_names():
+        return RUNNER
+    return asked or get_moe_runner_backend().value
+
+
+def _published(field: str) -> Any:
+    """A flag of the configuration that this process runs with."""
+    try:
+        from sglang.srt.runtime_context import get_spec
+    except ImportError:
+        return getattr(_published_args(), field)
+    return getattr(get_spec(), field)
+
+
+def _published_args() -> Any:
+    """The flags that this process runs with, where SGLang keeps them in one object."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+    except ImportError:
+        from sglang.srt.server_args import get_global_server_args as get_server_args
+    return get_server_args()
+
+
+def global_runner() -> str:
+    """The runner that SGLang's layers are built for and run on at this moment."""
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+    return str(get_moe_runner_backend().value)
+
+
+def register_runner_name(name: str) -> None:
+    """Make the name an accepted value of SGLang's two runner flags; the value itself is registered by `adopt_name`."""
+    from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES, add_moe_runner_backend_choices
+
+    if name not in MOE_RUNNER_BACKEND_CHOICES:
+        add_moe_runner_backend_choices([name])
+
+
+def loads_dummy_weights() -> bool:
+    """Whether --load-format dummy leaves the packed bytes unset."""
+    return str(_published_args().load_format) == "dummy"
+
+
+def most_tokens_of_a_forward() -> int | None:
+    """Tokens that a forward of this process has at most; None where the flags set no limit."""
+    args = _published_args()
+    prefill, running = resolved(args, "chunked_prefill_size"), resolved(args, "max_running_requests")
+    if not prefill or prefill < 0 or not running:
+        return None
+    drafted = resolved(args, "speculative_num_draft_tokens") or 1
+    # Chunks may be mixed with decoding, and under DP attention a layer sees the tokens of all ranks.
+    return int((prefill + running * drafted) * (resolved(args, "dp_size") or 1))
+
+
+def resolve(server_args: Any) -> None:
+    """Run SGLang's resolution on parsed flags; below SGLang 0.5.19 parsing has done it."""
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+
+
+def resolved(server_args: Any, field: str) -> Any:
+    """A flag's value after resolution."""
+    if hasattr(server_args, "resolved_dict"):
+        return server_args.resolved_dict().get(field)
+    return getattr(server_args, field, None)
+
+
+def model_config(server_args: Any, draft_path: str | None = None) -> Any:
+    """SGLang's ModelConfig of the target, or of the draft in `draft_path`."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    if draft_path is None:
+        return ModelConfig.from_server_args(server_args)
+    return ModelConfig.from_server_args(server_args, model_path=draft_path, is_draft_model=True)

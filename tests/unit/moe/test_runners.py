@@ -1,0 +1,131 @@
+"""The decisions: a table of launches, and that every refusal can be acted upon."""
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_sm120.moe import runners
+from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.runners import RouteError, route_draft, route_target
+from sglang_sm120.settings import RUNNER
+
+HYBRID = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE")
+NATIVE = replace(HYBRID, kind="mxfp4")
+V41 = Launch("mxfp4", 5120, 2304, tp=4, speculative="DSPARK")
+PRO = Launch("mxfp4", 7168, 3072, tp=16)
+
+
+@pytest.mark.parametrize(
+    ("launch", "runner"),
+    [
+        (HYBRID, "flashinfer_cutlass"),
+        (replace(HYBRID, tp=4, ep=4), "flashinfer_cutlass"),
+        (replace(HYBRID, tp=4, ep=2), "marlin"),
+        (replace(HYBRID, quantization="fp8"), "marlin"),
+        (replace(HYBRID, target_runner="flashinfer_cutlass"), None),
+        (replace(HYBRID, target_runner="marlin", ep=2, tp=4), None),
+        (replace(HYBRID, target_runner="lora_marlin"), None),
+        (NATIVE, None),
+        (replace(NATIVE, target_runner="deep_gemm"), None),
+        (replace(NATIVE, target_runner=RUNNER), None),
+        (V41, RUNNER),  # 576 columns a rank
+        (replace(V41, tp=8), RUNNER),  # 288
+        (replace(V41, tp=8, ep=8), None),  # whole experts: 2304 = 18 x 128
+        (replace(V41, all_to_all="deepep"), None),
+        (PRO, RUNNER),  # 192
+        (replace(PRO, tp=8), None),  # 384
+        (replace(HYBRID, kind="other"), None),
+    ],
+)
+def test_target(launch, runner):
+    assert route_target(launch).runner == runner
+
+
+@pytest.mark.parametrize(
+    ("launch", "runner"),
+    [
+        (HYBRID, RUNNER),
+        (replace(HYBRID, target_runner="marlin"), RUNNER),
+        (replace(HYBRID, draft_runner="auto"), RUNNER),
+        (replace(HYBRID, draft_runner="marlin"), "marlin"),
+        (replace(HYBRID, draft_runner="flashinfer_mxfp4"), "flashinfer_mxfp4"),
+        (replace(HYBRID, draft_default="marlin"), "marlin"),
+        (replace(HYBRID, draft_default="marlin", draft_runner=RUNNER), RUNNER),  # the flag wins
+        (NATIVE, None),
+        (replace(NATIVE, draft_runner=RUNNER), None),
+    ],
+)
+def test_draft(launch, runner):
+    assert route_draft(launch).runner == runner
+
+
+@pytest.mark.parametrize("runner", sorted(runners.NVFP4_REFUSED))
+def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
+    with pytest.raises(RouteError) as caught:
+        route_target(replace(HYBRID, target_runner=runner))
+    said = str(caught.value)
+    assert f"--moe-runner-backend {runner}" in said
+    assert "flashinfer_cutlass, marlin" in said
+
+
+@pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
+@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+def test_a_refused_draft_names_its_own_flag(kind, runner):
+    with pytest.raises(RouteError) as caught:
+        route_draft(replace(HYBRID, kind=kind, draft_runner=runner))
+    said = str(caught.value)
+    assert f"--speculative-moe-runner-backend {runner}" in said
+    assert f"flashinfer_mxfp4, marlin, {RUNNER}" in said
+
+
+def test_a_refused_default_names_the_variable():
+    with pytest.raises(RouteError, match=r"SGLANG_SM120_DRAFT_MOE flashinfer_mxfp4.*multiples of 128"):
+        route_draft(replace(HYBRID, moe_intermediate_size=2304, tp=8, draft_default="flashinfer_mxfp4"))
+
+
+@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+def test_native_experts_are_never_read_as_another_format(runner):
+    with pytest.raises(RouteError, match=f"--moe-runner-backend {runner}"):
+        route_target(replace(NATIVE, target_runner=runner))
+
+
+def test_flashinfer_asked_for_a_shape_it_refuses():
+    with pytest.raises(RouteError, match=r"multiples of 128.*intermediate size 576"):
+        route_target(replace(V41, target_runner="flashinfer_mxfp4"))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "flag", "runner"),
+    [
+        ("hybrid-nvfp4", "fp8", None, "triton"),
+        ("mxfp4", "fp8", None, "triton"),
+        ("hybrid-nvfp4", "fp8", "deep_gemm", None),
+        ("fp8", "mxfp4", None, RUNNER),
+        ("fp8", "mxfp4", "marlin", "marlin"),
+        ("mxfp4", "hybrid-nvfp4", None, RUNNER),
+        ("hybrid-nvfp4", "mxfp4", None, RUNNER),
+        ("fp8", "fp8", None, None),
+    ],
+)
+def test_a_draft_of_its_own_is_routed_by_its_own_format(target, draft, flag, runner):
+    launch = replace(HYBRID, kind=target, draft_kind=draft, draft_runner=flag)
+    assert route_draft(launch).runner == runner
+
+
+def test_a_quantization_that_the_checkpoint_is_not():
+    with pytest.raises(RouteError, match="--quantization modelopt_fp4 is not what this checkpoint is"):
+        route_target(replace(HYBRID, quantization="modelopt_fp4"))
+
+
+def test_a_draft_runner_that_dspark_would_ignore():
+    launch = replace(NATIVE, speculative="DSPARK", draft_runner="deep_gemm")
+    with pytest.raises(RouteError, match=r"--speculative-moe-runner-backend deep_gemm.*DSpark itself"):
+        route_draft(launch)
+
+
+def test_no_route_is_refused_afterwards():
+    """What the gate chooses must pass the checks of the dispatch."""
+    assert not set(runners.NVFP4_WORKING) & set(runners.NVFP4_REFUSED)
+    assert not set(runners.MXFP4_WORKING) & set(runners.MXFP4_REFUSED)
+    for tp, ep in ((1, 1), (2, 1), (4, 2), (4, 4)):
+        assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in runners.NVFP4_WORKING
