@@ -27,6 +27,8 @@ ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
 # Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
 TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
+# From NVFP4 on the overlay's own variable does that for a hybrid checkpoint's target.
+OURS_TOO = OURS | {"SGLANG_SM120_TARGET_MOE": "sm120_triton"}
 EAGER = ("--disable-cuda-graph",)
 # How stock SGLang ends on the MXFP4 draft of a hybrid checkpoint where there is no Blackwell GPU.
 NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
