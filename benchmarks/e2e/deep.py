@@ -34,9 +34,12 @@ from benchmarks.reports.commit import commit
 
 FLAGS = ("--load-format", "dummy", "--swa-full-tokens-ratio", "0.5", "--mem-fraction-static", "0.92")
 LAUNCHES = tuple(
-    Launch(f"deep-{who}-{kind}", kind, f"{kind}, {says}", "deep", env=env, flags=(*MARLIN, *FLAGS))
+    Launch(f"deep-{who}-{kind}", kind, f"{kind}, {says}", "deep", env=env, flags=(*runner, *FLAGS))
     for kind in ("hybrid-nvfp4", "mxfp4")
-    for who, says, env in (("stock", "overlay off: Marlin", OFF), ("ours", "sm120_triton", OURS_TOO))
+    for who, says, env, runner in (
+        ("stock", "overlay off: Marlin", OFF, MARLIN),
+        ("ours", "sm120_triton", OURS_TOO, ()),
+    )
 )
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG, REPEATS = 16, 144, 3

@@ -187,15 +187,21 @@ TWO_GPUS = (
 NVFP4 = (
     Launch(
         "nvfp4-ours", "hybrid-nvfp4", "hybrid, sm120_triton for target (NVFP4) and draft (MXFP4)", "nvfp4",
-        env=OURS_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=((8.0, 60.0),), updated=True,
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + WINDOWS, text=True, bench=((8.0, 60.0),), updated=True,
     ),
-    Launch("nvfp4-ours-3", "hybrid-nvfp4", "the same, 3 draft steps", "nvfp4", env=OURS_TOO, flags=MARLIN + eagle(3)),
+    Launch("nvfp4-ours-3", "hybrid-nvfp4", "the same, 3 draft steps", "nvfp4", env=OURS_TOO, flags=eagle(3)),
     Launch(
         "nvfp4-ours-dspark", "hybrid-nvfp4-dspark", "the same with a DSpark draft", "nvfp4", env=OURS_TOO,
-        flags=MARLIN + DSPARK, text=True,
+        flags=DSPARK, text=True,
     ),
-    Launch("nvfp4-ours-cast", "hybrid-nvfp4-cast", "NVFP4 that is a cast of MXFP4, run as that", "nvfp4", env=OURS_TOO),
-    Launch("nvfp4-twin", "mxfp4", "the same numbers as MXFP4 on sm120_triton, target and draft", "nvfp4", env=OURS_TOO),
+    Launch(
+        "nvfp4-ours-cast", "hybrid-nvfp4-cast", "NVFP4 that is a cast of MXFP4, run as that", "nvfp4", env=OURS_TOO,
+        flags=EAGLE,
+    ),
+    Launch(
+        "nvfp4-twin", "mxfp4", "the same numbers as MXFP4 on sm120_triton, target and draft", "nvfp4", env=OURS_TOO,
+        flags=EAGLE,
+    ),
     Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
 )  # fmt: skip
 FAULTS = (
