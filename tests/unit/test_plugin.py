@@ -123,14 +123,9 @@ def test_a_bad_setting_stops_the_launch_on_any_gpu(monkeypatch):
 
 
 def test_importing_costs_nothing():
-    code = (
-        "import sys, time; t = time.perf_counter(); import sglang_sm120; d = time.perf_counter() - t;"
-        "print(d, sorted({'torch', 'sglang', 'triton', 'numpy'} & set(sys.modules)))"
-    )
+    code = "import sys; before = set(sys.modules); import sglang_sm120; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, heavy = done.stdout.split(maxsplit=1)
-    assert heavy.strip() == "[]"
-    assert float(seconds) < 0.03
+    assert done.stdout.split() == ["sglang_sm120"]
 
 
 def test_reading_the_records_imports_no_sglang():
