@@ -3,6 +3,6 @@
 from . import reference
 from .layer import fp4_moe
 from .warming import warm_up
-from .weights.repack import PreparedWeights, prepare_mxfp4, restore
+from .weights.repack import PreparedWeights, prepare_mxfp4, restore, scales_are_wide
 
-__all__ = ["PreparedWeights", "fp4_moe", "prepare_mxfp4", "reference", "restore", "warm_up"]
+__all__ = ["PreparedWeights", "fp4_moe", "prepare_mxfp4", "reference", "restore", "scales_are_wide", "warm_up"]

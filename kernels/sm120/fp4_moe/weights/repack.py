@@ -64,12 +64,17 @@ def prepare_mxfp4(
     experts, hidden, inter = _check_weights(w13, w2)
     s13 = _scale_bytes("w13_scale", w13_scale, (experts, 2 * inter, hidden // 32), w13.device)
     s2 = _scale_bytes("w2_scale", w2_scale, (experts, hidden, inter // 32), w13.device)
-    wide = _outside_narrow(s13) | _outside_narrow(s2)
+    wide = scales_are_wide(s13, s2)
     w13, w2 = w13.view(torch.uint8), w2.view(torch.uint8)
     with torch.no_grad():
         _repack(w13, s13, gated=True, forward=True)
         _repack(w2, s2, gated=False, forward=True)
-    return PreparedWeights(w13, s13, w2, s2, experts, hidden, inter, bool(wide))
+    return PreparedWeights(w13, s13, w2, s2, experts, hidden, inter, wide)
+
+
+def scales_are_wide(w13_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
+    """Whether weights with these scale bytes (uint8, any shape and layout) are `wide_scales`. Synchronises once."""
+    return bool(_outside_narrow(w13_scale) | _outside_narrow(w2_scale))
 
 
 def restore(w: PreparedWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
