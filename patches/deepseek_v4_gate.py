@@ -145,8 +145,8 @@ def _refuse_moved_weights(view: Any, target_is_ours: bool, draft_is_ours: bool) 
         why = update_paths.load_format_problem(load_format)
         if why is not None:
             raise SystemExit(
-                f"sglang-sm120: {name} {getattr(load_format, 'value', load_format)} {why}, which {RUNNER} cannot "
-                f"follow; leave {name} out, or choose another runner for these layers"
+                f"sglang-sm120: {name} {getattr(load_format, 'value', load_format)} {why}, which {RUNNER} "
+                f"cannot follow; leave {name} out, or choose another runner for these layers"
             )
 
 

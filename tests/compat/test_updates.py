@@ -4,13 +4,14 @@ A step is right if what a CUDA graph captured before the first step reads holds 
 last. What SGLang calls in which release is in docs/UPDATES.md.
 """
 
+import ast
 import json
 from dataclasses import replace
 
 import pytest
 
 import tiny_checkpoint
-from sglang_sm120.upstream import releases
+from sglang_sm120.upstream import definitions, releases, update_paths
 
 # The first of each form of SGLang's updaters; `integration/test_updates.py` has the environment's release.
 ERAS = ["0.5.14", "0.5.16", "0.5.17", "0.5.20", "0.5.21", "0.5.22"]
@@ -63,5 +64,20 @@ def test_scales_that_graphs_were_not_captured_for(answers, release):
     assert answers[release]["dummy"]["out of range"]["refused"] is None
 
 
-def test_the_eras_are_proven():
+@pytest.mark.parametrize("release", [*ERAS, releases.PROVEN[-1]])
+def test_every_load_format_was_looked_at(release_tree, release):
+    source = (release_tree(release) / "sglang/srt/configs/load_config.py").read_text()
+    found = definitions.find(source, "LoadFormat")
+    formats = {
+        n.value.value for n in ast.walk(found) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)
+    }
+    assert {"auto", "dummy", "sharded_state"} <= formats
+    assert formats - update_paths.LOAD_FORMATS.keys() == set()
+
+
+def test_the_table_names_every_release_for_every_path():
     assert set(ERAS) <= set(releases.PROVEN)
+    for path in update_paths.PATHS:
+        assert path.ours.keys() == path.calls.keys(), path.name
+        begins_later = path.name.startswith("P2P")
+        assert tuple(path.calls) == releases.span("0.5.21" if begins_later else "0.5.14"), path.name

@@ -71,6 +71,7 @@ class ExpertWeights:
         self.ledger = ShardLedger(before=self.restore, kinds=form.kinds)
         self.form = form
         self._layer = layer
+        self._parameters = layer._parameters  # a module's attribute lookup would cost a forward more than the check
         self._state = LayoutState()
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._was_prepared = self._began_as_dummy = False
@@ -98,8 +99,7 @@ class ExpertWeights:
         wide = self._variant()
         with self._repacking(Layout.PREPARED):
             self.prepared = self.form.prepare(self._layer, wide)
-        parameters = self._layer._parameters
-        self._addresses = tuple((name, parameters[name].data_ptr()) for name in self.form.parameters)
+        self._addresses = tuple((name, self._parameters[name].data_ptr()) for name in self.form.parameters)
         self._was_prepared = True
         return True
 
@@ -124,7 +124,7 @@ class ExpertWeights:
         """
         if self.prepared is None:
             raise RuntimeError(f"{self.prefix}: {self._why_not_prepared()}")
-        held = self._layer._parameters
+        held = self._parameters
         for name, address in self._addresses:
             if held[name].data_ptr() != address:
                 raise RuntimeError(

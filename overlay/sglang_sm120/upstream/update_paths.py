@@ -96,13 +96,13 @@ PATHS = (
     ),
 )
 
-_THROUGH = "through each parameter's weight_loader"
+_THROUGH = "goes through each parameter's weight_loader"
 _AFTERWARDS = "writes parameters after they were prepared"
 # `--load-format` -> (whether sm120_triton takes it, why).
 LOAD_FORMATS: dict[str, tuple[bool, str]] = {
     **dict.fromkeys(("auto", "safetensors", "pt", "npcache", "mistral"), (True, _THROUGH)),
     **dict.fromkeys(("fastsafetensors", "instanttensor", "runai_streamer"), (True, _THROUGH)),
-    "dummy": (True, "random codes, scales of 2^-12"),
+    "dummy": (True, "leaves codes as they are; scales become 2^-12"),
     "sharded_state": (False, _AFTERWARDS),
     "presharded": (False, "keeps prepared parameters in files under checkpoint names"),
     "remote": (False, _AFTERWARDS),
