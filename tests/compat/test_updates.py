@@ -9,8 +9,8 @@ import json
 from dataclasses import replace
 
 import pytest
-
 import tiny_checkpoint
+
 from sglang_sm120.upstream import definitions, releases, update_paths
 
 # The first of each form of SGLang's updaters; `integration/test_updates.py` has the environment's release.

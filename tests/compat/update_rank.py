@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import draft_layer
+
 from sglang_sm120.commands.plan import child as plan_child
 from sglang_sm120.commands.plan import one_rank
 from sglang_sm120.upstream import server_flags

@@ -5,9 +5,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import HERE, environment, run
-
 import tiny_checkpoint
+from helpers import HERE, environment, run
 
 pytestmark = pytest.mark.sglang
 
