@@ -65,8 +65,9 @@ def test_every_code_under_every_scale_in_every_place(way, columns, device):
     assert torch.equal(out.T.double().cpu() * (2.0**7 if asm else 1), want)
 
 
-# No rounding to bf16 is off by more than 2**-9 of the value; there are three: intermediate, partial result, output.
-ROUNDINGS = 3**0.5 * 2.0**-9
+# No rounding to bf16 is off by more than 2**-9 of the value, and there are three: intermediate, partial result, output.
+# Twice that, because the few values of a small layer, some under the largest scale, partly cancel.
+ROUNDINGS = 2 * 3**0.5 * 2.0**-9
 SHAPES = [  # experts, hidden, inter, tokens, top_k, limit; few routes, sorted ones, many; odd multiples of 32
     (3, 96, 32, 1, 2, 10.0), (4, 160, 96, 5, 3, 10.0), (2, 64, 64, 3, 2, None), (4, 96, 64, 20, 2, 10.0),
     (2, 160, 32, 30, 2, None), (1, 64, 96, 60, 1, 10.0), (2, 128, 128, 20, 2, 10.0), (1, 256, 128, 33, 1, None),
@@ -100,7 +101,7 @@ def test_every_expert_has_its_own_globals(device):
     want = moe.reference.nvfp4_moe(x, *tensors, ids, weights)
     y = moe.fp4_moe(x, moe.prepare_nvfp4(*(t.clone() for t in tensors)), ids, weights)
     for expert in range(4):  # apart: a small one's error would hide behind a large one
-        assert relative(y[expert::4], want[expert::4]) <= 2 * ROUNDINGS  # few values
+        assert relative(y[expert::4], want[expert::4]) <= ROUNDINGS
 
 
 def test_scales_of_zero_and_the_ends_of_the_activations(device):
