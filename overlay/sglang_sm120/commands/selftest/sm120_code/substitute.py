@@ -18,6 +18,7 @@ TARGET = "sm_90a"
 TARGETS = ("sm_120a", "sm_121a")
 RETARGETED = ".target"
 ALL_LANES = "0xffffffff"
+OWN = "%on_"  # what the registers of replacements begin with, within a scope of their own
 
 
 class NotSubstituted(PtxError):
@@ -61,6 +62,8 @@ def for_sm90(text: str) -> Substituted:
             and has no substitution; the message names the instruction.
         PtxError: it is no PTX.
     """
+    if OWN in text:
+        raise NotSubstituted(f"a register or label begins with {OWN}, as those of the replacements do")
     parts: list[str] = []
     replaced: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -102,21 +105,21 @@ def _scalar_pair(s: Statement) -> list[str]:
     """`op.f32x2 d, a, b[, c]` as `op.f32` on the low and on the high half."""
     operation = s.opcode.removesuffix("x2")
     inputs = s.operands[1:]
-    lines = [f".reg .b32 %half_{name}<2>;" for name in "abcd"]
+    lines = [f".reg .b32 %on_half_{name}<2>;" for name in "abcd"]
     for name, operand in zip("abc", inputs, strict=False):
-        lines.append(f"mov.b64 {{%half_{name}0, %half_{name}1}}, {operand};")
+        lines.append(f"mov.b64 {{%on_half_{name}0, %on_half_{name}1}}, {operand};")
     for half in (0, 1):
-        halves = ", ".join(f"%half_{name}{half}" for name, _ in zip("abc", inputs, strict=False))
-        lines.append(f"{operation} %half_d{half}, {halves};")
+        halves = ", ".join(f"%on_half_{name}{half}" for name, _ in zip("abc", inputs, strict=False))
+        lines.append(f"{operation} %on_half_d{half}, {halves};")
     guard = f"@{s.guard} " if s.guard else ""
-    return [*lines, f"{guard}mov.b64 {s.operands[0]}, {{%half_d0, %half_d1}};"]
+    return [*lines, f"{guard}mov.b64 {s.operands[0]}, {{%on_half_d0, %on_half_d1}};"]
 
 
 def _two_of_three(s: Statement) -> list[str]:
     """`max d, a, b, c` as the larger of c and the larger of a and b; `min` likewise."""
     d, a, b, c = s.operands
     guard = f"@{s.guard} " if s.guard else ""
-    return [".reg .f32 %two_of;", f"{s.opcode} %two_of, {a}, {b};", f"{guard}{s.opcode} {d}, %two_of, {c};"]
+    return [".reg .f32 %on_two_of;", f"{s.opcode} %on_two_of, {a}, {b};", f"{guard}{s.opcode} {d}, %on_two_of, {c};"]
 
 
 def _block_scaled_mma(s: Statement) -> list[str]:
@@ -129,19 +132,20 @@ def _block_scaled_mma(s: Statement) -> list[str]:
     if [len(v) for v in (d, a, b, c)] != [4, 4, 2, 4] or thread_a > 1:
         raise NotSubstituted(f"{s.opcode} with {', '.join(s.operands)}")
     return [
-        ".reg .b32 %lane, %quad, %from, %zero, %row<2>, %col<2>, %more, %high, %a<8>, %b<4>, %out<4>;",
-        ".reg .b16 %two<2>;",
-        ".reg .f32 %sum<4>;",
-        ".reg .f64 %scale, %wide, %plus;",
-        ".reg .pred %nan;",
-        "mov.u32 %lane, %laneid;",
-        "and.b32 %quad, %lane, 28;",
+        ".reg .b32 %on_lane, %on_quad, %on_from, %on_zero, %on_row<2>, %on_col<2>, %on_more, %on_high;",
+        ".reg .b32 %on_a<8>, %on_b<4>, %on_out<4>;",
+        ".reg .b16 %on_two<2>;",
+        ".reg .f32 %on_sum<4>;",
+        ".reg .f64 %on_scale, %on_wide, %on_plus;",
+        ".reg .pred %on_nan;",
+        "mov.u32 %on_lane, %laneid;",
+        "and.b32 %on_quad, %on_lane, 28;",
         *_scale_bytes(scale_a, scale_b, byte_a, byte_b, thread_a, thread_b),
         *_as_halves(a, "a"),
         *_as_halves(b, "b"),
         *_products(),
         *_scaled(c),
-        *(f"mov.b32 {register}, %out{i};" for i, register in enumerate(d)),
+        *(f"mov.b32 {register}, %on_out{i};" for i, register in enumerate(d)),
     ]
 
 
@@ -154,7 +158,7 @@ def _selectors(s: Statement, at: int) -> tuple[int, int]:
 
 
 def _scale_bytes(a: str, b: str, byte_a: int, byte_b: int, thread_a: int, thread_b: int) -> list[str]:
-    """%row0, %row1, %col0, %col1: the scale bytes of this lane's two rows and two columns of D.
+    """%on_row0, %on_row1, %on_col0, %on_col1: the scale bytes of this lane's two rows and two columns of D.
 
     Lane 4 g + t holds of D the rows g and g + 8 and the columns 2 t and 2 t + 1. The scale of row g is with lane
     4 g + 2 thread-id-a, that of row g + 8 with the next one; the scale of column n is with lane 4 n + thread-id-b.
@@ -162,16 +166,17 @@ def _scale_bytes(a: str, b: str, byte_a: int, byte_b: int, thread_a: int, thread
     lines = []
     for i in (0, 1):
         lines += [
-            f"or.b32 %from, %quad, {2 * thread_a + i};",
-            f"shfl.sync.idx.b32 %row{i}, {a}, %from, 31, {ALL_LANES};",
-            f"bfe.u32 %row{i}, %row{i}, {8 * byte_a}, 8;",
+            f"or.b32 %on_from, %on_quad, {2 * thread_a + i};",
+            f"shfl.sync.idx.b32 %on_row{i}, {a}, %on_from, 31, {ALL_LANES};",
+            f"bfe.u32 %on_row{i}, %on_row{i}, {8 * byte_a}, 8;",
         ]
-    lines += ["and.b32 %from, %lane, 3;", "shl.b32 %from, %from, 3;", f"or.b32 %from, %from, {thread_b};"]
+    lines += ["and.b32 %on_from, %on_lane, 3;", "shl.b32 %on_from, %on_from, 3;"]
+    lines.append(f"or.b32 %on_from, %on_from, {thread_b};")
     for i in (0, 1):
         lines += [
-            *(["or.b32 %from, %from, 4;"] * i),
-            f"shfl.sync.idx.b32 %col{i}, {b}, %from, 31, {ALL_LANES};",
-            f"bfe.u32 %col{i}, %col{i}, {8 * byte_b}, 8;",
+            *(["or.b32 %on_from, %on_from, 4;"] * i),
+            f"shfl.sync.idx.b32 %on_col{i}, {b}, %on_from, 31, {ALL_LANES};",
+            f"bfe.u32 %on_col{i}, %on_col{i}, {8 * byte_b}, 8;",
         ]
     return lines
 
@@ -181,48 +186,48 @@ def _as_halves(registers: list[str], name: str) -> list[str]:
     lines = []
     for i, register in enumerate(registers):
         lines += [
-            f"mov.b32 {{%two0, %two1}}, {register};",
-            f"cvt.rn.f16x2.e4m3x2 %{name}{2 * i}, %two0;",
-            f"cvt.rn.f16x2.e4m3x2 %{name}{2 * i + 1}, %two1;",
+            f"mov.b32 {{%on_two0, %on_two1}}, {register};",
+            f"cvt.rn.f16x2.e4m3x2 %on_{name}{2 * i}, %on_two0;",
+            f"cvt.rn.f16x2.e4m3x2 %on_{name}{2 * i + 1}, %on_two1;",
         ]
     return lines
 
 
 def _products() -> list[str]:
-    """%sum0 .. %sum3: A B without scales, as two products over 16 columns each.
+    """%on_sum0 .. %on_sum3: A B without scales, as two products over 16 columns each.
 
     A register holds k = 4 t .. 4 t + 3 (and 16 more in the second half); the f16 MMA wants k = 2 t, 2 t + 1 and 8 more.
     The order of k is the same for A and B, so any that pairs them sums the same products.
     """
-    sums = "{%sum0, %sum1, %sum2, %sum3}"
+    sums = "{%on_sum0, %on_sum1, %on_sum2, %on_sum3}"
     mma = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {sums}, "
     return [
-        *(f"mov.b32 %sum{i}, 0;" for i in range(4)),
-        mma + "{%a0, %a2, %a1, %a3}, {%b0, %b1}, " + f"{sums};",
-        mma + "{%a4, %a6, %a5, %a7}, {%b2, %b3}, " + f"{sums};",
+        *(f"mov.b32 %on_sum{i}, 0;" for i in range(4)),
+        mma + "{%on_a0, %on_a2, %on_a1, %on_a3}, {%on_b0, %on_b1}, " + f"{sums};",
+        mma + "{%on_a4, %on_a6, %on_a5, %on_a7}, {%on_b2, %on_b3}, " + f"{sums};",
     ]
 
 
 def _scaled(c: list[str]) -> list[str]:
-    """%out0 .. %out3: each sum times both scales plus C, in float64, where 2**(byte - 127) and their product are exact.
+    """%on_out0 .. %on_out3: each sum times both scales plus C, in float64, which holds every product of scales.
 
     A factor of 2**(row + column - 254) has the exponent field row + column - 254 + 1023; a byte of 255 is NaN.
     """
-    lines = ["mov.b32 %zero, 0;"]
+    lines = ["mov.b32 %on_zero, 0;"]
     for i, register in enumerate(c):
-        row, column = f"%row{i // 2}", f"%col{i % 2}"
+        row, column = f"%on_row{i // 2}", f"%on_col{i % 2}"
         lines += [
-            f"max.u32 %more, {row}, {column};",
-            "setp.eq.u32 %nan, %more, 255;",
-            f"add.u32 %high, {row}, {column};",
-            "add.u32 %high, %high, 769;",
-            "shl.b32 %high, %high, 20;",
-            "@%nan mov.b32 %high, 0x7FF80000;",
-            "mov.b64 %scale, {%zero, %high};",
-            f"cvt.f64.f32 %wide, %sum{i};",
-            f"cvt.f64.f32 %plus, {register};",
-            "fma.rn.f64 %wide, %wide, %scale, %plus;",
-            f"cvt.rn.f32.f64 %out{i}, %wide;",
+            f"max.u32 %on_more, {row}, {column};",
+            "setp.eq.u32 %on_nan, %on_more, 255;",
+            f"add.u32 %on_high, {row}, {column};",
+            "add.u32 %on_high, %on_high, 769;",
+            "shl.b32 %on_high, %on_high, 20;",
+            "@%on_nan mov.b32 %on_high, 0x7FF80000;",
+            "mov.b64 %on_scale, {%on_zero, %on_high};",
+            f"cvt.f64.f32 %on_wide, %on_sum{i};",
+            f"cvt.f64.f32 %on_plus, {register};",
+            "fma.rn.f64 %on_wide, %on_wide, %on_scale, %on_plus;",
+            f"cvt.rn.f32.f64 %on_out{i}, %on_wide;",
         ]
     return lines
 
@@ -241,7 +246,7 @@ SUBSTITUTIONS = (
         "min or max of three",
         re.compile(r"(?:min|max)(?:\.ftz)?(?:\.NaN)?\.f32"),
         "Floating Point Instructions: min, max",
-        "With three inputs the result is the smallest or largest of them; NaN inputs count as they do with two, so that "
+        "With three inputs the result is the smallest or largest of them; NaN inputs count as they do with two, so "
         "two operations after each other give the same.",
         _two_of_three,
         operands=4,
