@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the tables of benchmarks/README.md from the receipts: times, fractions of the floor, and targets met or missed.
 
-table.py            rewrite the README between its markers
+table.py            rewrite benchmarks/README.md between its markers
 table.py --check    exit status 1 if that would change it
 
 Rows come from `h200-table.json` (`bench_moe.py --rows table`) and, if that is there, `h200-shapes.json` (`--rows
@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import compare
-import reading
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-HERE = Path(__file__).resolve().parent
+from benchmarks.reports import compare, receipts
+
+HERE = Path(__file__).resolve().parents[1]
 RECEIPTS = HERE / "receipts"
 README = HERE / "README.md"
 MARKERS = ("<!-- tables: begin -->", "<!-- tables: end -->")
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 def load(name: str) -> Row | None:
     path = RECEIPTS / f"{name}.json"
-    return reading.receipt(path) if path.exists() else None
+    return receipts.receipt(path) if path.exists() else None
 
 
 def target(tokens: int) -> tuple[float, float | None]:
