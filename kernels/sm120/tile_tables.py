@@ -27,7 +27,7 @@ SCHEMA = 1
 HOME = "SGLANG_SM120_HOME"
 ROUTINGS = ("uniform", "speculative")
 Tile = tuple[int, int, int, int, int]  # rows, tokens, stages, warps, unroll
-# One warp holds at most 64 x 8 or 32 x 16 sums without spilling registers (scripts/sm120_report.py).
+# One warp holds at most 64 x 8 or 32 x 16 sums without spilling registers (scripts/machine_code/report.py).
 CANDIDATES: tuple[Tile, ...] = tuple(
     (rows, tokens, stages, warps, unroll)
     for rows, tokens, warps, unroll in (

@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE.parent.parent / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+CHILDREN = ROOT / "tests" / "children"
 COMMAND = Path(sys.executable).with_name("sglang-sm120")
 
 EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]

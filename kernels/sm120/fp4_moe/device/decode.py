@@ -1,8 +1,8 @@
 """Device functions that read prepared weights: codes to bf16 or e4m3 in registers, scale bytes to float32.
 
 On a GPU the decode is the PTX of `layout`, four bytes (one word) at a time; it relies on the word's bytes being
-neighbours in a thread's registers, which scripts/sm120_report.py checks in the compiled form. The interpreter has no
-inline assembly, so there each element picks its bits out of its word by arithmetic.
+neighbours in a thread's registers, which scripts/machine_code/report.py checks in the compiled form. The interpreter
+has no inline assembly, so there each element picks its bits out of its word by arithmetic.
 """
 
 from __future__ import annotations

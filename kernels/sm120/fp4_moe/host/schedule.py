@@ -107,7 +107,7 @@ def _group_width(expected: float, fp8: bool) -> int:
     if expected <= 16 and not fp8:
         return 16
     # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a weight
-    # (scripts/sm120_report.py) cost what two at 5.6 do.
+    # (scripts/machine_code/report.py) cost what two at 5.6 do.
     return 64 if expected > 40 and fp8 else 32
 
 

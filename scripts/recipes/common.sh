@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts/serve_*.sh: the options that every recipe has, the dry run, and the launch.
+# Sourced by scripts/recipes/*.sh: the options that every recipe has, the dry run, and the launch.
 #
 # A recipe sets its defaults, defines `recipe_option`, calls `parse_command_line "$@"`, fills `flags`, calls `launch`.
 #   recipe_option OPTION [VALUE...]   sets `taken` to the number of words that it took; 0 if the option is not its own

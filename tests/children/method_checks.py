@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import draft_layer
+from scripts.layers import draft_layer
 from sglang_sm120.commands.plan import one_rank, simulate
 
 E, H, I = 4, 64, 32  # noqa: E741 - the field's letters

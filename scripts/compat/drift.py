@@ -1,7 +1,7 @@
 """What a newer SGLang changes under the overlay's patches.
 
-    python scripts/upstream_drift.py --check sglang-0.5.24-cp311-cp311-manylinux_2_34_x86_64.whl
-    python scripts/upstream_drift.py --check PATH/TO/sglang-source-tree [--json]
+    python scripts/compat/drift.py --check sglang-0.5.24-cp311-cp311-manylinux_2_34_x86_64.whl
+    python scripts/compat/drift.py --check PATH/TO/sglang-source-tree [--json]
 
 Takes a wheel, an unpacked one, or a source tree, and compares each patch target with the newest proven release: `same`,
 `changed` (with a diff of the code), `gone`. Lists the public registrations that SGLang has gained since, one of which
@@ -21,14 +21,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts" / "compat"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import cache  # noqa: E402
-
-from sglang_sm120.patches import PATCHES  # noqa: E402
-from sglang_sm120.upstream import contracts, definitions, releases  # noqa: E402
-from sglang_sm120.upstream.contracts import Target  # noqa: E402
+from scripts.compat import cache
+from sglang_sm120.patches import PATCHES
+from sglang_sm120.upstream import contracts, definitions, releases
+from sglang_sm120.upstream.contracts import Target
 
 # Where a registration would have to appear that lets a patch retire.
 _PACKAGES = ("sglang.srt.layers.quantization", "sglang.srt.layers.moe", "sglang.srt.arg_groups", "sglang.srt.plugins")

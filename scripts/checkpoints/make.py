@@ -1,6 +1,6 @@
 """Write a random DeepSeek-V4 checkpoint that SGLang serves: real widths, few layers, with its draft.
 
-    python scripts/make_checkpoint.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
+    python scripts/checkpoints/make.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
                                       [--experts 32] [--small] [--seed 0]
 
 Every tensor of the published layout is there, so SGLang's own loader and its checks run on it. The same arguments give
@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-import checkpoint_tensors
-from checkpoint_tensors import Block, Stream, Tensor, bfloat16, hyper_head, normal, ones
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.checkpoints.tensors import Block, Stream, Tensor, bfloat16, hyper_head, normal, ones
 from sglang_sm120.checkpoint import format
 from sglang_sm120.checkpoint.format import DRAFTS, KINDS
 
@@ -151,7 +152,7 @@ def shards(shape: Shape) -> list[list[Tensor]]:
 
 
 def _write_shard(file: Path, tensors: list[Tensor], layout: format.Layout, seed: int) -> None:
-    stream = checkpoint_tensors.streams(seed)
+    stream = tensors.streams(seed)
     with file.open("wb") as out:
         out.write(format.header(layout))
         for tensor in tensors:

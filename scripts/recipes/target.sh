@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # DeepSeek-V4 without speculative decoding on one host.
 #
-#   scripts/serve_target.sh MODEL [--tp N] [SGLANG FLAGS...]
+#   scripts/recipes/target.sh MODEL [--tp N] [SGLANG FLAGS...]
 #
 #   --tp N   GPUs (2). A hybrid FP8+NVFP4 V4-Flash does not fit one card of 96 GB: docs/MEMORY.md
 #
 # Start here: it is the smallest launch, so a fault in it is none of the draft's.
 # Untested on SM120. Which kernels it gets is what the dry run shows.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tp=2
 recipe_option() {

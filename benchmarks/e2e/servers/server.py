@@ -10,8 +10,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-import gpus
-from launches import Launch
+from benchmarks.e2e.servers import gpus
+from benchmarks.e2e.servers.launches import Launch
 
 # Compiled kernels of SGLang and its libraries, all under one directory that can be kept.
 _CACHES = {

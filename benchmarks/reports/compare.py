@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import reading
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.reports import receipts
 
 LIMITS = {"ours mxfp8": 8e-2}  # as in bench_moe.py
 DEFAULT_LIMIT = 1e-2
@@ -101,7 +103,7 @@ def main() -> int:
     parser.add_argument("--contestant", default="ours bf16")
     parser.add_argument("--repeat", action="store_true", help="two runs of one commit, all contestants")
     options = parser.parse_args()
-    before, after = (reading.receipt(p) for p in (options.before, options.after))
+    before, after = (receipts.receipt(p) for p in (options.before, options.after))
     if before["gpu"] != after["gpu"]:
         print(f"different GPUs: {before['gpu']} and {after['gpu']}", file=sys.stderr)
         return 1

@@ -1,15 +1,15 @@
 """Write a small DeepSeek-V4 checkpoint with the names and dtypes of NVIDIA's hybrid FP8+NVFP4 release.
 
-    python scripts/tiny_checkpoint.py OUT [--experts 8] [--hidden 512] [--intermediate 256] [--seed 0]
+    python scripts/checkpoints/tiny.py OUT [--experts 8] [--hidden 512] [--intermediate 256] [--seed 0]
 
 The target's routed experts are NVFP4 (U8 bytes, F8_E4M3 scales per 16, F32 scalars), the draft's (`mtp.0`) are MXFP4
 (I8 bytes, F8_E8M0 scales per 32), shared experts are block FP8. It holds the embeddings and the MoE part of each block
-of `make_checkpoint.py --small`; attention tensors are left out, so it can be planned and its MoE layers loaded, but not
+of `make.py --small`; attention tensors are left out, so it can be planned and its MoE layers loaded, but not
 served.
 
 As it is written without options it is for launches with --tp 1 or 2, with EAGLE or without. Each GPU's part of the
 shared expert must be a multiple of 128 columns, the block of its FP8 weights: for --tp N give --intermediate a multiple
-of N x 128. It has no DSpark draft; `make_checkpoint.py OUT --small --kind hybrid-nvfp4 --draft dspark` writes one.
+of N x 128. It has no DSpark draft; `make.py OUT --small --kind hybrid-nvfp4 --draft dspark` writes one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import make_checkpoint
-from make_checkpoint import Shape
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-SHAPE = replace(make_checkpoint.SMALL, kind="hybrid-nvfp4")
+from scripts.checkpoints import make
+from scripts.checkpoints.make import Shape
+
+SHAPE = replace(make.SMALL, kind="hybrid-nvfp4")
 
 
 def _is_left_out(name: str) -> bool:
@@ -31,8 +33,8 @@ def _is_left_out(name: str) -> bool:
 
 def write(directory: Path, shape: Shape = SHAPE) -> Path:
     """Write the checkpoint, the same bytes for the same shape, and return its directory."""
-    parts = [[tensor for tensor in part if not _is_left_out(tensor.name)] for part in make_checkpoint.shards(shape)]
-    return make_checkpoint.write_tensors(directory, shape, parts)
+    parts = [[tensor for tensor in part if not _is_left_out(tensor.name)] for part in make.shards(shape)]
+    return make.write_tensors(directory, shape, parts)
 
 
 def main() -> int:

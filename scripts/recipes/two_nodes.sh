@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One model over two hosts, with EAGLE of one step: two DGX Sparks (--gb10), or two workstations.
 #
-#   scripts/serve_two_nodes.sh MODEL --rank 0|1 --head ADDRESS[:PORT] [--tp N] [--interface NAME] [--no-draft]
+#   scripts/recipes/two_nodes.sh MODEL --rank 0|1 --head ADDRESS[:PORT] [--tp N] [--interface NAME] [--no-draft]
 #                              [SGLANG FLAGS...]
 #
 #   --rank R           0 on the host that clients talk to, 1 on the other; start both, in any order
@@ -13,7 +13,7 @@
 # Install the same SGLang and the same sglang-sm120 on both hosts, and have the checkpoint on both under the same path.
 # Untested on SM120 and SM121.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tp=2
 rank=
@@ -49,7 +49,7 @@ flags+=(
   --enable-metrics
 )
 [ "$draft" -eq 0 ] || flags+=(
-  --speculative-algorithm EAGLE # as in scripts/serve_eagle.sh
+  --speculative-algorithm EAGLE # as in scripts/recipes/eagle.sh
   --speculative-num-steps 1
   --speculative-eagle-topk 1
   --speculative-num-draft-tokens 2

@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
-import asks
-import bench
-import faults
-from launches import CHUNK, Launch
-
-if TYPE_CHECKING:
-    from run import Run
+from benchmarks.e2e import bench, client, faults
+from benchmarks.e2e.servers.launches import CHUNK, Launch
+from benchmarks.e2e.session import Run
 
 LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
 OTHER_SEED = 1  # of the weights that a running server is updated to
@@ -90,7 +85,7 @@ def benches(run: Run, launches: list[Launch], updates: bool) -> None:
 
 def _warm(run: Run, launch: Launch, until: float) -> None:
     """A first prefill of each size: a benchmark's own short rehearsal meets a few of them."""
-    rows = asks.sizes(run.servers[launch.name].url, PAGE, CHUNK, until)
+    rows = client.sizes(run.servers[launch.name].url, PAGE, CHUNK, until)
     run.results[launch.name]["sizes"] = rows
     answered = [row["prompt_tokens"] for row in rows if "error" not in row]
     missed = ", ".join(str(length) for length in range(PAGE, CHUNK + 1, PAGE) if length not in answered)
@@ -134,7 +129,7 @@ def loads(run: Run, launches: list[Launch], rounds: int) -> None:
                     run.leave_out(name, f"short load, {at_once} at once: no time was left")
                     continue
                 url, timeout = run.servers[name].url, min(60, run.left)
-                found = asks.load(url, at_once, count if number else 2 * at_once, timeout=timeout)
+                found = client.load(url, at_once, count if number else 2 * at_once, timeout=timeout)
                 if number:
                     run.results[name].setdefault("loads", []).append(found | {"round": number})
                     run.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
@@ -149,12 +144,12 @@ def updates(run: Run, launches: list[Launch]) -> None:
             if run.left < 20 or not (run.model(kind, seed) / "config.json").exists():
                 run.leave_out(name, f"weight update to seed {seed}: no time was left")
                 break
-            step = asks.update(url, str(run.model(kind, seed)), timeout=min(60, run.left))
+            step = client.update(url, str(run.model(kind, seed)), timeout=min(60, run.left))
             steps.append(step | {"seed": seed})
             run.say(f"{name}: update to seed {seed}: {step['success']}")
             if not step["success"]:
                 break
-            step["alone"] = [asks.generate(url, ids, timeout=min(30, run.left)) for ids in asks.PROMPTS[:4]]
+            step["alone"] = [client.generate(url, ids, timeout=min(30, run.left)) for ids in client.PROMPTS[:4]]
             steps[-1] = step | {"seed": seed}
 
 

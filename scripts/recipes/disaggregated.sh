@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prefill and decode as two servers on one host of 8 GPUs, and a router in front of them.
 #
-#   scripts/serve_disaggregated.sh MODEL [--prefill-tp N] [--decode-tp N] [--transfer nixl|mooncake_tcp|mooncake]
+#   scripts/recipes/disaggregated.sh MODEL [--prefill-tp N] [--decode-tp N] [--transfer nixl|mooncake_tcp|mooncake]
 #                                  [--eagle] [--port P] [SGLANG FLAGS FOR BOTH SERVERS...]
 #
 #   --prefill-tp N   GPUs of the prefill server, from GPU 0 on (4)
@@ -17,7 +17,7 @@
 # Untested on SM120: no transfer backend was run between such GPUs here. Whether UCX goes over PCIe directly depends on
 # peer access between the cards (nvidia-smi topo -p2p r).
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 prefill_tp=4
 decode_tp=4

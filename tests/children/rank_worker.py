@@ -19,8 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import cpu_ranks
-import draft_layer
+from scripts.layers import cpu_ranks, draft_layer
 from sglang_sm120.commands.plan import child as plan_child
 from sglang_sm120.commands.plan import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from launches import Launch
+from benchmarks.e2e.servers.launches import Launch
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # DeepSeek-V4 with EAGLE: the checkpoint's own MTP layer (NextN) proposes tokens, the target verifies them.
 #
-#   scripts/serve_eagle.sh MODEL [--steps N] [--tp N] [SGLANG FLAGS...]
+#   scripts/recipes/eagle.sh MODEL [--steps N] [--tp N] [SGLANG FLAGS...]
 #
 #   --steps N   tokens that the draft proposes each round (1). More steps pay off where most proposals are accepted:
 #               read the acceptance length in the server's log before you go from 1 to 3
 #   --tp N      GPUs (2)
 #
 # For checkpoints that have `mtp.0` weights: V4-Flash and V4-Pro and NVIDIA's NVFP4 conversions of them. V4-Flash-0731
-# has none, and V4.1 takes DSpark only: scripts/serve_dspark.sh.
+# has none, and V4.1 takes DSpark only: scripts/recipes/dspark.sh.
 # Untested on SM120. The draft's experts run on `sm120_triton`; the dry run says so.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tp=2
 steps=1

@@ -26,7 +26,7 @@ IDS_ONLY, TEXT = ("--skip-tokenizer-init",), ("--enable-metrics",)
 ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
 # Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
-TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).with_name("target_plugin"))}
+TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
 EAGER = ("--disable-cuda-graph",)
 # How stock SGLang ends on the MXFP4 draft of a hybrid checkpoint where there is no Blackwell GPU.
 NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
@@ -45,7 +45,7 @@ class Launch:
 
     Attributes:
         name: of its log and of its entry in the results.
-        kind: of checkpoint, as in `scripts/make_checkpoint.py`, with `-dspark` behind it for that draft, or with the
+        kind: of checkpoint, as in `scripts/checkpoints/make.py`, with `-dspark` behind it for that draft, or with the
             name of a damage in `faults.py`.
         says: what it is, in a few words.
         group: launches that a run starts together.

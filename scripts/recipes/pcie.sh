@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tensor parallelism over 2, 4 or 8 GPUs that have PCIe and no NVLink (RTX PRO 6000, RTX 5090), with EAGLE of one step.
 #
-#   scripts/serve_pcie.sh MODEL --tp 2|4|8 [--ep] [--no-draft] [SGLANG FLAGS...]
+#   scripts/recipes/pcie.sh MODEL --tp 2|4|8 [--ep] [--no-draft] [SGLANG FLAGS...]
 #
 #   --tp N       GPUs
 #   --ep         split the experts over the GPUs instead of every expert's columns (--ep-size N)
@@ -11,10 +11,10 @@
 # than two GPUs reduce through NCCL, and the log says that custom allreduce is disabled. Not worth trying there: MSCCL++
 # (--enable-mscclpp) and FlashInfer's fused all-reduce do not start on such cards (sgl-project/sglang#40877). SGLang
 # turns the latter on by itself on SM90 and SM100 only.
-# V4.1 takes no EAGLE: scripts/serve_dspark.sh MODEL --tp N. Its flags may follow MODEL here too, with --no-draft.
+# V4.1 takes no EAGLE: scripts/recipes/dspark.sh MODEL --tp N. Its flags may follow MODEL here too, with --no-draft.
 # Untested on SM120.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tp=
 ep=0
@@ -37,7 +37,7 @@ flags+=(--tp "$tp")
 # rank would have 576 at TP4 and 288 at TP8) keeps SGLang's own MXFP4 kernel. FlashInfer CUTLASS takes 1 or N only.
 [ "$ep" -eq 0 ] || flags+=(--ep-size "$tp")
 [ "$draft" -eq 0 ] || flags+=(
-  --speculative-algorithm EAGLE # as in scripts/serve_eagle.sh
+  --speculative-algorithm EAGLE # as in scripts/recipes/eagle.sh
   --speculative-num-steps 1
   --speculative-eagle-topk 1
   --speculative-num-draft-tokens 2

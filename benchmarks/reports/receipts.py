@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "overlay"))  # nothing need be installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay"))  # nothing need be installed
 
 from sglang_sm120 import schemas
 

@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import tiny_checkpoint
+from scripts.checkpoints import tiny
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan import command as plan
 
@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 
 def layer(checkpoint: Path, arguments: list[str]) -> dict[str, Any]:
-    """Run scripts/draft_layer.py; its answer, or the end of what it said."""
+    """Run scripts/layers/draft_layer.py; its answer, or the end of what it said."""
     script = Path(__file__).with_name("draft_layer.py")
     done = subprocess.run([sys.executable, script, checkpoint, *arguments], capture_output=True, text=True, check=False)
     try:
@@ -57,7 +57,7 @@ def layer(checkpoint: Path, arguments: list[str]) -> dict[str, Any]:
 
 def gather(model: Path | None, flags: list[str], work: Path) -> dict[str, Any]:
     """All steps; two processes at a time, since each imports SGLang (about 10 s of one core)."""
-    checkpoint = tiny_checkpoint.write(work / "hybrid")
+    checkpoint = tiny.write(work / "hybrid")
     planned = model or checkpoint
     say(f"Resolving {planned} on SM120 and running the draft's experts on two kinds of rank (about a minute)")
     with ThreadPoolExecutor(2) as pool:

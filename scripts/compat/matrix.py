@@ -1,10 +1,10 @@
 """Run the compatibility matrix: every proven SGLang release, simulated SM120, SM121, SM100 and SM90, stock and overlay.
 
-    python scripts/compat_matrix.py                    # all of it; writes docs/COMPAT.md
-    python scripts/compat_matrix.py --check            # the same, but COMPAT.md must be what it would write
-    python scripts/compat_matrix.py --check --no-run   # only that: is COMPAT.md what the expectations say? (a second)
-    python scripts/compat_matrix.py --smoke            # what CI runs
-    python scripts/compat_matrix.py --releases 0.5.18,0.5.23 --archs sm120
+    python scripts/compat/matrix.py                    # all of it; writes docs/COMPAT.md
+    python scripts/compat/matrix.py --check            # the same, but COMPAT.md must be what it would write
+    python scripts/compat/matrix.py --check --no-run   # only that: is COMPAT.md what the expectations say? (a second)
+    python scripts/compat/matrix.py --smoke            # what CI runs
+    python scripts/compat/matrix.py --releases 0.5.18,0.5.23 --archs sm120
 
 Real SGLang resolves the flags and builds its MoE layers; only the GPU is simulated. Releases are downloaded once into
 ${SGLANG_SM120_HOME:-~/.cache/sglang-sm120}/compat. Exit status: 0 as expected, 1 not, 2 wrong usage or no network.
@@ -18,16 +18,10 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts" / "compat"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import cache  # noqa: E402
-import document  # noqa: E402
-import expected  # noqa: E402
-import rows  # noqa: E402
-import run  # noqa: E402
-
-from sglang_sm120.upstream import releases  # noqa: E402
+from scripts.compat import cache, document, expected, rows, run
+from sglang_sm120.upstream import releases
 
 # A post-release that changed nothing the overlay touches is asked on one architecture.
 _ONE_ARCH = ("0.5.15.post1",)

@@ -1,6 +1,6 @@
 """Load the draft's MoE layer of a checkpoint through SGLang and run it on one rank, without a GPU.
 
-    python scripts/draft_layer.py MODEL [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
+    python scripts/layers/draft_layer.py MODEL [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
 
 SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it
 with the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
 
-    sm120_report.py                        the installed Triton, both architectures, as a table
-    sm120_report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
-    sm120_report.py --json                 the same as JSON
-    sm120_report.py --update-readme        rewrite the table between the markers in kernels/sm120/README.md
+    report.py                        the installed Triton, both architectures, as a table
+    report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
+    report.py --json                 the same as JSON
+    report.py --update-readme        rewrite the table between the markers in kernels/sm120/README.md
 
 Every tile that `schedule.plan` picks for the published shapes on a GPU of 188 SMs is compiled. Exit status 1 if a limit
 is broken or no tile was compiled.
@@ -21,9 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sm120_code import TOOLS, broken_limits, measure, tiles, triton_tools
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, tiles, triton_tools
+
+ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
 README = ROOT / "kernels" / "sm120" / "README.md"
 MARKERS = ("<!-- sm120_report: begin -->", "<!-- sm120_report: end -->")

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import cpu_ranks
+from scripts.layers import cpu_ranks
 from sglang_sm120.checkpoint.inspection import tensor_headers
 from sglang_sm120.commands.plan import child as plan_child
 from sglang_sm120.commands.plan import one_rank, simulate

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: `ensure_environment` sets PYTHON to an interpreter that has SGLang and this checkout,
+# Sourced by scripts/{test.sh,python,demo.sh}: `ensure_environment` sets PYTHON to an interpreter that has SGLang and this checkout,
 # and TOOLS to the directory of the other programs.
 #
 # Two layers under ${SGLANG_SM120_HOME:-~/.cache/sglang-sm120}, both outside the checkout:
@@ -7,7 +7,7 @@
 #   checkout-<hash of path and env>       a thin environment on top of it with this checkout installed for editing
 # A layer without its marker file was interrupted and is built again.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 home=${SGLANG_SM120_HOME:-${HOME:-~}/.cache/sglang-sm120}
 needed_gb=15
 
@@ -59,7 +59,7 @@ build_base() { # DIRECTORY
   rm -rf "$dir"
   "$(find_python)" -m venv "$dir" || fail "cannot create an environment in $dir"
   run_long "Installing SGLang and its stack into $dir (once; about 11 GB, 5 to 15 minutes)" "$dir.log" \
-    "$dir/bin/python" -m pip install --disable-pip-version-check -r "$root/scripts/requirements.txt" -r "$root/scripts/requirements-test.txt"
+    "$dir/bin/python" -m pip install --disable-pip-version-check -r "$root/scripts/env/requirements.txt" -r "$root/scripts/env/requirements-test.txt"
   touch "$dir/complete"
 }
 
@@ -78,7 +78,7 @@ build_checkout() { # DIRECTORY BASE
 ensure_environment() {
   mkdir -p "$home" 2>/dev/null || fail "cannot write to $home; set SGLANG_SM120_HOME to a directory that can be written"
   local base checkout
-  base=$home/env-$(hash_of "$root/scripts/requirements.txt" "$root/scripts/requirements-test.txt")
+  base=$home/env-$(hash_of "$root/scripts/env/requirements.txt" "$root/scripts/env/requirements-test.txt")
   checkout=$home/checkout-$(printf '%s\n%s\n' "$root" "$base" | cat - "$root/pyproject.toml" | sha256sum | cut -c1-12)
   PYTHON=$checkout/bin/python
   TOOLS=$base/bin # ruff, shellcheck, hadolint

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DeepSeek-V4 with DSpark: a small draft model proposes a block of tokens in one pass.
 #
-#   scripts/serve_dspark.sh MODEL [--block N] [--draft DIR] [--tp N] [SGLANG FLAGS...]
+#   scripts/recipes/dspark.sh MODEL [--block N] [--draft DIR] [--tp N] [SGLANG FLAGS...]
 #
 #   --block N    tokens that the draft proposes (4)
 #   --draft DIR  where the draft's weights are, if neither the checkpoint itself nor its folder `dspark` holds them
@@ -10,7 +10,7 @@
 # For checkpoints with a DSpark draft: V4-Flash-0731, V4.1-Flash and conversions that kept it.
 # Untested on SM120.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/serve_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tp=2
 block=4

@@ -14,7 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import reading
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.reports import receipts
 
 COLOURS = (
     "#0b6e4f", "#c84630", "#3d5a98", "#b8860b", "#6b4e71", "#4f6d7a", "#1ba3c6", "#d43790", "#7a9a01", "#a0522d",
@@ -94,7 +96,7 @@ def main() -> int:
     parser.add_argument("receipt", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
-    receipt = reading.receipt(options.receipt)
+    receipt = receipts.receipt(options.receipt)
     options.out.mkdir(parents=True, exist_ok=True)
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in receipt["rows"]:
