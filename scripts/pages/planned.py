@@ -28,11 +28,10 @@ def command() -> list[str]:
 
 def write_flash(directory: Path) -> None:
     """V4-Flash as NVIDIA publishes it, with its draft; 150 GiB of holes and some MB of headers."""
-    from checkpoints import make
-
+    from scripts.checkpoints import make
     from sglang_sm120.checkpoint import format
 
-    shape = format.Shape(kind="hybrid-nvfp4", layers=LAYERS)
+    shape = make.Shape(kind="hybrid-nvfp4", layers=LAYERS, experts=256, vocabulary=129280)
     layouts = [{t.name: (t.dtype, t.shape) for t in part} for part in make.shards(shape)]
     for file, layout in zip(format.files(directory, len(layouts)), layouts, strict=True):
         begin = format.header(layout)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from scripts.pages.markdown import markdown_table
 from sglang_sm120 import settings
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.upstream import releases
 
-from pages.markdown import markdown_table
-
 
 def release_span() -> str:
     """The releases of SGLang that the overlay was proven on."""
     return releases.describe()
+
+
+def release_list() -> str:
+    """The same, one by one."""
+    return ", ".join(releases.PROVEN)
 
 
 def patch_table() -> str:

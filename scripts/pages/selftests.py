@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scripts.pages.markdown import markdown_table
 from sglang_sm120 import schemas
-
-from pages.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks" / "receipts"

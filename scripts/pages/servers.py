@@ -6,8 +6,8 @@ import re
 import statistics
 from typing import Any
 
-from pages.markdown import markdown_table
-from pages.server_run import agreement, receipts
+from scripts.pages.markdown import markdown_table
+from scripts.pages.server_run import agreement, receipts
 
 STOCK, OURS = "stock-", "ours-"
 Server = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pages.markdown import markdown_table
+from scripts.pages.markdown import markdown_table
 
 RECEIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "receipts" / "sm120-machine-code.json"
 Row = dict[str, Any]
@@ -24,11 +24,18 @@ def name(row: Row) -> str:
     return f"{row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
 
 
-def grouped(by: Iterable[str]) -> list[list[Row]]:
+def products(row: Row) -> str:
+    """The MMA instructions of a pass of the loop."""
+    return ", ".join(
+        f"{n} {op}" + (".SF" if op == "QMMA" and row["scaled_mma"] else "") for op, n in row["mma"].items()
+    )
+
+
+def grouped(compiled: list[Row], by: Iterable[str]) -> list[list[Row]]:
     """Rows that agree in the named figures, in order of appearance."""
     keys = list(by)
     groups: dict[str, list[Row]] = {}
-    for row in rows():
+    for row in compiled:
         groups.setdefault(json.dumps([row[key] for key in keys]), []).append(row)
     return list(groups.values())
 
@@ -36,7 +43,7 @@ def grouped(by: Iterable[str]) -> list[list[Row]]:
 def worst() -> str:
     """The worst figure of each tile, over releases of Triton, targets and both products."""
     found = []
-    for group in grouped(("mode", "tile", "wide", "warps")):
+    for group in grouped(rows(), ("mode", "tile", "wide", "warps")):
         most = [max(row[what] for row in group) for what in MOST]
         copies = "yes" if all(row["weight_copies_16b"] for row in group) else "NO"
         ctas = min(row["ctas_per_sm"] for row in group)
@@ -52,8 +59,13 @@ def sources() -> str:
 
 
 def everything() -> str:
-    """Every tile; targets with the same figures share a row."""
-    figures = [key for key in rows()[0] if key not in ("arch", "broken")]
+    """Every tile of the receipt."""
+    return table(rows())
+
+
+def table(compiled: list[Row]) -> str:
+    """Compiled tiles; targets with the same figures share a row."""
+    figures = [key for key in compiled[0] if key not in ("arch", "broken")] if compiled else []
     found = [
         (
             group[0]["triton"],
@@ -61,12 +73,12 @@ def everything() -> str:
             group[0]["kernel"],
             name(group[0]),
             group[0]["warps"],
-            ", ".join(f"{n} {op}" + (".SF" if op == "QMMA" and group[0]["scaled_mma"] else "") for op, n in group[0]["mma"].items()),
+            products(group[0]),
             *(group[0][what] for what in MOST),
             group[0]["ctas_per_sm"],
             "yes" if group[0]["weight_copies_16b"] else "NO",
         )
-        for group in grouped(figures)
+        for group in grouped(compiled, figures)
     ]
     head = ("Triton", "target", "product", "tile", "warps", "MMA in SASS", "instr./weight", "registers", "spills")
     return markdown_table((*head, "shared", "sync loads", "CTAs/SM", "16 B copies"), found)
