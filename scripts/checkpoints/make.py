@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.checkpoints.tensors import Block, Stream, Tensor, bfloat16, hyper_head, normal, ones
+from scripts.checkpoints.tensors import Block, Stream, Tensor, bfloat16, hyper_head, normal, ones, streams
 from sglang_sm120.checkpoint import format
 from sglang_sm120.checkpoint.format import DRAFTS, KINDS
 
@@ -152,7 +152,7 @@ def shards(shape: Shape) -> list[list[Tensor]]:
 
 
 def _write_shard(file: Path, tensors: list[Tensor], layout: format.Layout, seed: int) -> None:
-    stream = tensors.streams(seed)
+    stream = streams(seed)
     with file.open("wb") as out:
         out.write(format.header(layout))
         for tensor in tensors:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 Action = Callable[[ModuleType], None]
 
@@ -26,25 +27,44 @@ class _Finder(MetaPathFinder):
         if fullname not in self.actions:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)  # importlib, too, passes over others
+            spec = find(fullname, path, target) if find is not None else None
             if spec is not None:
-                self._run_after(spec)
+                if spec.loader is not None:
+                    spec.loader = _Then(spec.loader, spec.name, self.actions)
                 return spec
         return None
 
-    def _run_after(self, spec: ModuleSpec) -> None:
-        loader = spec.loader
-        if loader is None:
+
+class _Then(Loader):
+    """Loads one module as its own loader does, then runs what waits for it.
+
+    A loader may serve many modules (of one zip file, say), so nothing is changed on it. The module keeps it, not this.
+    """
+
+    def __init__(self, loader: Loader, name: str, actions: dict[str, list[Action]]) -> None:
+        self._loader, self._name, self._actions = loader, name, actions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        create = getattr(self._loader, "create_module", None)
+        return create(spec) if create is not None else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        for holder, attribute in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(holder, attribute, None) is self:
+                setattr(holder, attribute, self._loader)
+        if hasattr(self._loader, "exec_module"):
+            self._loader.exec_module(module)
+        else:
+            self._loader.load_module(module.__name__)  # as importlib does with loaders of before Python 3.4
+        if module.__name__ != self._name:  # somebody gave this loader to another module
             return
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for action in self.actions.get(spec.name, ()):
-                _run(action, module)
-            self.actions.pop(spec.name, None)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
+        for action in self._actions.get(self._name, ()):
+            _run(action, sys.modules.get(self._name, module))
+        self._actions.pop(self._name, None)
 
 
 def _run(action: Action, module: ModuleType) -> None:

@@ -56,6 +56,39 @@ def test_a_free_flock_is_nothing_and_a_held_one_names_its_holder(home, monkeypat
     assert found.path.startswith("~/.cache/flashinfer")
 
 
+def test_a_lock_of_another_file_system_with_the_same_inode_is_not_this_one(home, monkeypatch, tmp_path):
+    """Or doctor would have an innocent process killed."""
+    path = made(home, ".cache/tvm-ffi/module.lock")
+    status = path.stat()
+    fake = tmp_path / "proc"
+    (fake / "4242").mkdir(parents=True)
+    (fake / "4242" / "stat").write_text("4242 (postgres) S " + "0 " * 18 + "0 0\n")
+    (fake / "uptime").write_text("90000.0 0\n")
+    monkeypatch.setattr(jit_caches, "PROC", fake)
+
+    def held(major):
+        where = f"{major:02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        (fake / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 4242 {where} 0 EOF\n")
+        return [f.remedy for f in jit_caches.leftovers()]
+
+    assert held(os.major(status.st_dev)) == ["if it hangs, end it: kill 4242"]
+    assert held(os.major(status.st_dev) + 1) == []
+
+
+def test_links_that_lead_nowhere_hide_nothing(home, monkeypatch):
+    """Of locks that are held, too: the first here is dangling, the second is held."""
+    monkeypatch.setattr(jit_caches, "LOCK_AGE_S", -1)
+    path = made(home, ".cache/flashinfer/z.lock")
+    path.with_name("a.lock").symlink_to("nowhere")
+    made(home, ".cache/torch_extensions/z/lock")
+    (home / ".cache/torch_extensions/a").mkdir()
+    (home / ".cache/torch_extensions/a/lock").symlink_to("nowhere")
+    with path.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = [f.path.rpartition("/")[2] for f in jit_caches.leftovers() if f.blocks]
+    assert found == ["lock", "z.lock"]
+
+
 def test_unfinished_outputs_of_triton_block_nobody(home, monkeypatch):
     for pid in (2**22 + 1, os.getpid()):  # beyond any process, and this one
         path = home / ".triton" / "cache" / "KEY" / f"tmp.pid_{pid}_abc"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sglang_sm120.patching import on_import, records, replace
+from sglang_sm120.patching import records, replace
 from sglang_sm120.patching.records import Patch, Status
 from sglang_sm120.patching.replace import PatchError
 from sglang_sm120.settings import Settings
@@ -125,32 +125,3 @@ def test_a_second_overlay_on_the_same_target_is_named(module, theirs):
     module.C.m = theirs(module.C.__dict__["m"])
     with pytest.raises(PatchError, match=r"upstream\.C\.m has already been replaced by .*SGLANG_SM120_DISABLE=example"):
         records.apply_all([patch(installs(module))], Settings())
-
-
-def test_a_hook_waits_for_the_import_and_runs_once(tmp_path, monkeypatch):
-    (tmp_path / "late.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen = []
-    assert on_import.when_imported("late", lambda m: seen.append(m.value)) is False
-    import late
-
-    assert seen == [1]
-    assert on_import.when_imported("late", lambda m: seen.append(m.value)) is True
-    assert seen == [1, 1]
-    assert late.__spec__.loader.get_source("late") == "value = 1\n"
-    del sys.modules["late"]
-
-
-def test_a_hook_that_fails_ends_the_process_whoever_imports(tmp_path, monkeypatch):
-    """SGLang's model registry goes on after an Exception of an import; it must not after ours, nor the second time."""
-    (tmp_path / "late2.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def refuse(_module):
-        raise PatchError("does not fit")
-
-    on_import.when_imported("late2", refuse)
-    for _ in range(2):
-        with pytest.raises(SystemExit, match="sglang-sm120: does not fit"):
-            import late2  # noqa: F401
-        assert "late2" not in sys.modules

@@ -79,7 +79,8 @@ def _held_locks() -> Iterator[Leftover]:
     holders = _flocks()
     for root in (flashinfer, directory("TVM_FFI_CACHE_DIR", ".cache/tvm-ffi")):
         for path in root.glob("**/*.lock") if root is not None and holders else ():
-            pid = holders.get(path.stat().st_ino)
+            status = _status(path)
+            pid = holders.get((status.st_dev, status.st_ino)) if status is not None else None
             seconds = _running_for(pid) if pid else 0
             if pid and seconds > LOCK_AGE_S:
                 name = files.short(path)
@@ -122,18 +123,24 @@ def _outdated() -> Iterator[Leftover]:
 def _old(root: Path | None, pattern: str) -> list[tuple[Path, int]]:
     """Path and age of what is older than an hour."""
     found = []
-    try:
-        for path in sorted(root.glob(pattern)) if root is not None else ():
-            seconds = int(time.time() - path.stat().st_mtime)
-            if seconds > LOCK_AGE_S:
-                found.append((path, seconds))
-    except OSError:  # unreadable, or removed by a compile that just ended
-        return found
+    for path in sorted(root.glob(pattern)) if root is not None else ():
+        status = _status(path)
+        seconds = int(time.time() - status.st_mtime) if status is not None else 0
+        if seconds > LOCK_AGE_S:
+            found.append((path, seconds))
     return found
 
 
-def _flocks() -> dict[int, int]:
-    """Inode -> process of the flocks that are held now."""
+def _status(path: Path) -> os.stat_result | None:
+    """What a link leads to; None if it leads nowhere, or if a compile that just ended has removed the file."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _flocks() -> dict[tuple[int, int], int]:
+    """(Device, inode) -> process of the flocks that are held now. An inode alone may be another file system's."""
     try:
         lines = (PROC / "locks").read_text().splitlines()
     except OSError:
@@ -142,7 +149,8 @@ def _flocks() -> dict[int, int]:
     for line in lines:
         fields = line.split()
         if "FLOCK" in fields and "->" not in fields:
-            found[int(fields[5].rpartition(":")[2])] = int(fields[4])
+            major, minor, inode = fields[5].split(":")
+            found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = int(fields[4])
     return found
 
 
