@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.markdown import WHOLE, replaced
 from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles
-from scripts.pages.markdown import WHOLE, replaced
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]

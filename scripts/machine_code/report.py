@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.machine_code import listing
 from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, tiles, triton_tools
-from scripts.pages import tiles as tiles_page
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
@@ -84,12 +84,6 @@ def rows_of(version: str | None, architectures: list[int]) -> list[dict[str, Any
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def receipt(rows: list[dict[str, Any]]) -> str:
-    """The rows as JSON, a line each, so that a change of one tile is a change of one line."""
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    return f'{{\n "schema": 1,\n "kind": "machine_code",\n "rows": [\n{lines}\n ]\n}}\n'
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triton", nargs="+", metavar="VERSION", help=f"releases, or 'all' for {', '.join(RELEASES)}")
@@ -105,8 +99,8 @@ def main() -> int:
     rows = [row for version in versions for row in rows_of(version, options.arch)]
     broken = [(r, what) for r in rows for what in r["broken"]]
     if options.receipt:
-        options.receipt.write_text(receipt(rows), encoding="utf-8")
-    print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else tiles_page.table(rows))
+        options.receipt.write_text(listing.receipt(rows), encoding="utf-8")
+    print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else listing.table(rows))
     for r, what in broken:
         print(f"BROKEN: {r['triton']} {r['arch']} {r['kernel']} {r['mode']} {r['tile']}: {what}", file=sys.stderr)
     return int(bool(broken) or not rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.compat.rows import ROWS, Row
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.upstream import releases
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import compare, receipts
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 
 RECEIPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "receipts"
 OURS, FP8, NAIVE = "ours bf16", "ours mxfp8", "naive dot_scaled"

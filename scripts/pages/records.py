@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 from sglang_sm120 import settings
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.patching.records import Patch

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 from sglang_sm120 import schemas
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.e2e.bench import INPUT, OUTPUT, RANGE
 from benchmarks.e2e.pairs import PAIRS
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks" / "receipts" / "e2e"

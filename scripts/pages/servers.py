@@ -6,7 +6,7 @@ import re
 import statistics
 from typing import Any
 
-from scripts.pages.markdown import markdown_table
+from scripts.markdown import markdown_table
 from scripts.pages.server_run import agreement, receipts
 
 STOCK, OURS = "stock-", "ours-"

@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
