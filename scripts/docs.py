@@ -2,6 +2,7 @@
 
     ./scripts/python scripts/docs.py             write what is out of date
     ./scripts/python scripts/docs.py --check     write nothing; exit status 1 where a part is out of date
+    ./scripts/python scripts/docs.py --fast      without the parts for which SGLang is imported
     ./scripts/python scripts/docs.py README.md   these documents only
 
 A part stands between `<!-- name -->` and `<!-- /name -->`. `PARTS` names the function that gives its content.
@@ -21,6 +22,7 @@ from scripts.pages import launches, messages, planned, races, records, selftests
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]
+SLOW: tuple[Part, ...] = (planned.output,)
 PARTS: dict[str, dict[str, Part]] = {
     "README.md": {
         "releases": records.release_span,
@@ -57,8 +59,8 @@ for _run in server_run.receipts():
     PARTS[f"benchmarks/receipts/e2e/{_run}.md"] = {WHOLE: lambda run=_run: server_run.page(run)}
 
 
-def written(name: str) -> tuple[str, str]:
-    """A document as it is, and as it should be.
+def written(name: str, fast: bool = False) -> tuple[str, str]:
+    """A document as it is, and as it should be; with `fast` the parts of `SLOW` are taken as they are.
 
     Raises:
         ValueError: a marker is missing, or a part cannot be made.
@@ -67,6 +69,8 @@ def written(name: str) -> tuple[str, str]:
     present = path.read_text(encoding="utf-8") if path.exists() else ""
     text = present
     for part, content in PARTS[name].items():
+        if fast and content in SLOW:
+            continue
         try:
             text = replaced(text, part, content())
         except ValueError as error:
@@ -78,6 +82,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a part is out of date")
+    parser.add_argument("--fast", action="store_true", help="leave out the parts for which SGLang is imported")
     parser.add_argument("documents", nargs="*", metavar="DOCUMENT", help=f"of {', '.join(PARTS)}")
     options = parser.parse_args()
     unknown = [name for name in options.documents if name not in PARTS]
@@ -86,7 +91,7 @@ def main() -> int:
     stale = False
     for name in options.documents or PARTS:
         try:
-            present, text = written(name)
+            present, text = written(name, options.fast)
         except ValueError as error:
             print(error, file=sys.stderr)
             return 1
