@@ -33,7 +33,7 @@ def grouped(compiled: list[Row], by: Iterable[str]) -> list[list[Row]]:
 
 
 def table(compiled: list[Row]) -> str:
-    """Every tile; targets with the same figures share a row."""
+    """Every tile; targets with the same figures share a row, and a figure that all rows share stands below."""
     figures = [key for key in compiled[0] if key not in ("arch", "broken")] if compiled else []
     cells = []
     for group in grouped(compiled, figures):
@@ -43,7 +43,11 @@ def table(compiled: list[Row]) -> str:
         about = (row["triton"], targets, row["kernel"], name(row), row["warps"], products(row))
         cells.append((*about, *(row[what] for what in MOST), row["ctas_per_sm"], copies))
     head = ("Triton", "target", "product", "tile", "warps", "MMA in SASS", "instr./weight", "registers", "spills")
-    return markdown_table((*head, "shared", "sync loads", "CTAs/SM", "16 B copies"), cells)
+    head += ("shared", "sync loads", "CTAs/SM", "16 B copies")
+    differ = [n for n in range(len(head)) if len(cells) < 2 or len({cell[n] for cell in cells}) > 1]
+    lines = markdown_table([head[n] for n in differ], [[cell[n] for n in differ] for cell in cells])
+    same = ", ".join(f"{head[n]} {cells[0][n]}" for n in range(len(head)) if n not in differ)
+    return f"{lines}\n\nIn all rows: {same}." if same else lines
 
 
 def receipt(compiled: list[Row]) -> str:
