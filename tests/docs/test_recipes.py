@@ -1,6 +1,7 @@
 """The launch recipes: usage, start, and stop."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,8 +63,8 @@ def test_help_is_its_own_comment(path):
     ],
 )
 def test_wrong_usage_is_2(stand_ins, tree, line, says):
-    *settings, script = line.partition("serve_")[0].split(), line[line.index("serve_") :]
-    done, notes = stand_ins.run(" ".join([*settings[0], f"scripts/recipes/{script}"]), tree)
+    settings, script = re.fullmatch(r"((?:[A-Z]+=\S+ )*)(.+)", line).groups()
+    done, notes = stand_ins.run(f"{settings}scripts/recipes/{script}", tree)
     assert (done.returncode, notes) == (2, [])
     assert says in done.stderr
 
