@@ -14,6 +14,7 @@ from benchmarks.e2e import faults
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "checkpoints" / "make.py"
 DRAFT = "-dspark"  # behind a kind: with that draft instead of NextN's
+CAST = "-cast"  # behind a kind: NVFP4 as a lossless cast of MXFP4
 
 
 def path(models: Path, kind: str, seed: int) -> Path:
@@ -23,8 +24,8 @@ def path(models: Path, kind: str, seed: int) -> Path:
 
 def arguments(kind: str, seed: int) -> list[str]:
     """Of `checkpoints/make.py`, beside the directory."""
-    draft = ["--draft", "dspark"] if kind.endswith(DRAFT) else []
-    return ["--kind", kind.removesuffix(DRAFT), *draft, "--seed", str(seed)]
+    more = ["--draft", "dspark"] if kind.endswith(DRAFT) else ["--cast"] if kind.endswith(CAST) else []
+    return ["--kind", kind.removesuffix(DRAFT).removesuffix(CAST), *more, "--seed", str(seed)]
 
 
 def write(models: Path, kind: str, seed: int, shape: tuple[str, ...]) -> bool:

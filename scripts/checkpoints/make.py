@@ -1,15 +1,16 @@
 """Write a random DeepSeek-V4 checkpoint that SGLang serves: real widths, few layers, with its draft.
 
     python scripts/checkpoints/make.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
-                                      [--experts 32] [--small] [--seed 0]
+                                      [--experts 32] [--cast] [--small] [--seed 0]
 
 Every tensor of the published layout is there, so SGLang's own loader and its checks run on it. The same arguments give
 the same bytes, whatever the number of threads. Beside this package only numpy is needed. Without `--layers` there are
 three, with `--small` two, with a DSpark draft four.
 
 * All kinds hold the same numbers: e2m1 codes times one of two powers of two for 32 of them. `hybrid-nvfp4` has each
-  scale twice (16 values a scale) in e4m3; `fp8` has the products in e4m3, one scale for 128x128 of them. So servers of
-  different kinds can be compared with each other.
+  scale twice (16 values a scale) in e4m3, times 1.5, and global scales of two thirds, so the numbers differ by 6e-8;
+  with `--cast` both are powers of two, as in a lossless cast of MXFP4. `fp8` has the products in e4m3, one scale for
+  128x128 of them. So servers of different kinds can be compared with each other.
 * Answers depend on the experts, and the draft agrees with the target often, not always: the head holds each token's
   embedding, weakened, in the row of its successor, and layers disturb that. The NextN draft's `e_proj` is the identity.
   The DSpark draft's Markov head holds the successors once more, since its later places see only what was proposed
@@ -199,6 +200,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=KINDS, default="mxfp4")
     parser.add_argument("--draft", choices=DRAFTS, default="nextn")
+    parser.add_argument("--cast", action="store_true", help="NVFP4 as a lossless cast of MXFP4")
     parser.add_argument("--small", action="store_true", help="widths of a test, not of a real model")
     parser.add_argument("--threads", type=int, default=8)
     for name in ("layers", "experts", "vocabulary", "seed"):

@@ -18,7 +18,7 @@ from sglang_sm120.checkpoint.format import BLOCK, COMPRESSED, Shape
 HYPER = 4  # copies of the residual stream (hyper-connections)
 # Root mean squares of the random codes: e2m1 over all 16, e4m3 over the 32 magnitudes from 0.25 to 3.75.
 _RMS_E2M1, _RMS_E4M3 = 2.927, 1.616
-_E4M3_ONE = 0x38
+_E4M3_ONE, _E4M3_ONE_AND_A_HALF = 0x38, 0x3C
 
 
 def _e4m3_pairs() -> np.ndarray:
@@ -206,12 +206,14 @@ class Block:
             return _E4M3_PAIRS[which].astype("<u2", copy=False).view(np.uint8)
 
         start = np.uint8(127 + exponent)
-        whole = np.array(2.0**exponent, dtype=np.float32)
+        one, whole = _E4M3_ONE, np.array(2.0**exponent, dtype=np.float32)
+        if not self.shape.cast:
+            one, whole = _E4M3_ONE_AND_A_HALF, whole / np.float32(1.5)
         fills: dict[str, dict[str, Fill]] = {
             "mxfp4": {"weight": packed, "scale": lambda stream: doubled(stream) + start},
             "hybrid-nvfp4": {
                 "weight": packed,
-                "weight_scale": lambda stream: np.repeat((doubled(stream) << 3) + np.uint8(_E4M3_ONE), 2, axis=1),
+                "weight_scale": lambda stream: np.repeat((doubled(stream) << 3) + np.uint8(one), 2, axis=1),
                 "weight_scale_2": _constant(whole),
                 "input_scale": _constant(np.array(2.0**-6, dtype=np.float32)),
             },

@@ -1,4 +1,4 @@
-"""One tile of the MXFP4 MoE kernels compiled for SM120 or SM121, its machine code measured and held to limits; no GPU.
+"""One tile of the MoE kernels compiled for SM120 or SM121, its machine code measured and held to limits; no GPU.
 
 Needs the Triton that is on the path; its disassembler is used, or another wheel's that `TOOLS` names.
 """
@@ -33,31 +33,34 @@ SMEM_PER_SM, SMEM_PER_CTA, SMEM_RESERVED, REGISTERS_PER_SM, WARPS_PER_SM, CTAS_P
 # Thread-instructions of the main loop per weight, by token tile. The narrowest tile is what decoding uses; wider ones
 # spend more because the MMAs and scale products themselves grow with the tokens.
 INSTRUCTIONS = {
-    "bf16": {8: 4.2, 16: 4.2, 32: 4.8},
-    "mxfp8": {8: 1.9, 32: 2.5, 64: 3.4},
+    ("mxfp4", "bf16"): {8: 4.2, 16: 4.2, 32: 4.8},
+    ("mxfp4", "mxfp8"): {8: 1.9, 32: 2.5, 64: 3.4},
+    ("nvfp4", "bf16"): {8: 3.4, 16: 4.0, 32: 4.8},
 }
 
 
 def tiles() -> list[dict[str, Any]]:
-    """Distinct (kernel, mode, tile) over the shapes, each with the first shape that uses it."""
+    """Distinct (format, kernel, mode, tile) over the shapes, each with the first shape that uses it."""
     import torch
 
+    from sglang_sm120.kernels.sm120.fp4_moe import MXFP4, NVFP4
     from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for mode in ("bf16", "mxfp8"):
+    for weights, mode in ((MXFP4, "bf16"), (MXFP4, "mxfp8"), (NVFP4, "bf16")):
         for hidden, inter, experts, top_k in SHAPES:
             for tokens in TOKENS:
                 fp8 = mode == "mxfp8"
-                work = schedule.Work(tokens, top_k, experts, hidden, inter, fp8, fp8)
+                work = schedule.Work(tokens, top_k, experts, hidden, inter, mxfp8=fp8, fp8=fp8, format=weights)
                 plan = schedule.plan(work, SMS, False)
                 for kernel, tile in (("gate_up", plan.gate_up), ("down", plan.down)):
                     bf16 = plan.partial == torch.bfloat16
-                    key = (kernel, mode, tile, plan.many)
+                    key = (weights.name, kernel, mode, tile, plan.many)
                     found.setdefault(
                         key,
-                        {"kernel": kernel, "mode": mode, "tile": tile, "many": plan.many, "scan": plan.scan,
-                         "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter, "top_k": top_k},
+                        {"format": weights.name, "kernel": kernel, "mode": mode, "tile": tile, "many": plan.many,
+                         "scan": plan.scan, "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter,
+                         "top_k": top_k},
                     )  # fmt: skip
     return list(found.values())
 
@@ -71,22 +74,27 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     from sglang_sm120.kernels.sm120.fp4_moe.device import gemm
 
     tile, fp8, first = config["tile"], config["mode"] == "mxfp8", config["kernel"] == "gate_up"
+    nv = config["format"] == "nvfp4"
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
         "SB": tile.superblocks, "UNROLL": tile.unroll, "STAGES": tile.stages, "SCAN": config["scan"],
-        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "WIDE": False, "ASM": True, "PDL": True,
-        "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
+        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "WIDE": False, "NV": nv, "ASM": True,
+        "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
+    if not nv:
+        constants["g_ptr"] = None
     activations, pairs = ("*u8", "*i16") if fp8 else ("*bf16", "*bf16")
     types = {
         "x_ptr": activations, "xs_ptr": pairs, "h_ptr": activations, "hs_ptr": "*u8" if fp8 and first else pairs,
-        "w_ptr": "*u8", "s_ptr": "*i16", "o_ptr": config["partial"], "ids_ptr": "*i32", "table_ptr": "*i32",
-        "x_stride": "i32",
-        "limit": "fp32", "num_routes": "i32", "num_experts": "i32",
+        "w_ptr": "*u8", "s_ptr": "*i32" if nv else "*i16", "g_ptr": "*fp32", "o_ptr": config["partial"],
+        "ids_ptr": "*i32", "table_ptr": "*i32", "x_stride": "i32", "limit": "fp32", "num_routes": "i32",
+        "num_experts": "i32",
     }  # fmt: skip
     fn = getattr(gemm, config["kernel"]).compiled
     signature = {name: "constexpr" if name in constants else types[name] for name in fn.arg_names}
-    aligned = [i for i, name in enumerate(fn.arg_names) if name.endswith("_ptr") or name == "x_stride"]
+    aligned = [
+        i for i, name in enumerate(fn.arg_names) if name == "x_stride" or (name.endswith("_ptr") and name != "g_ptr")
+    ]
     source = ASTSource(
         fn=fn,
         signature=signature,
@@ -183,7 +191,8 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     # The weight tile's bytes a thread and step, all of which must come in 16-byte copies.
     wide = sum("128" in o for o in copies)
     return {
-        "triton": triton.__version__, "arch": f"sm_{arch}a", "kernel": config["kernel"], "mode": config["mode"],
+        "triton": triton.__version__, "arch": f"sm_{arch}a", "format": config["format"], "kernel": config["kernel"],
+        "mode": config["mode"],
         "tile": f"{tile.rows}x{tile.tokens}{', two steps' * (tile.unroll == 2)}", "warps": tile.warps,
         "stages": tile.stages, "wide": config["many"],
         "mma": dict(mmas), "scaled_mma": any("QMMA" in i and "SF" in i for i in instructions),
@@ -199,7 +208,7 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
 
 def broken_limits(row: dict[str, Any]) -> list[str]:
     """The limits that a row of `measure` breaks, in words."""
-    tokens, limit = row["tokens"], INSTRUCTIONS[row["mode"]][row["tokens"]]
+    tokens, limit = row["tokens"], INSTRUCTIONS[row["format"], row["mode"]][row["tokens"]]
     checks = {
         f"{row['spills']} spills": row["spills"] == 0,
         f"{row['shared']} bytes of shared memory, limit {SMEM_PER_CTA}": row["shared"] <= SMEM_PER_CTA,

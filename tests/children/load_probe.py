@@ -60,7 +60,7 @@ def examine(server_args: Any, directory: str, draft: bool) -> dict[str, Any]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     model_config = server_flags.model_config(server_args, draft_path=directory if draft else None)
-    cls, name = server_flags._deepseek_class(model_config)
+    cls, name = one_rank.deepseek_class(model_config)
     swaps = draft and name.endswith("NextN")
     with one_rank.speculative_context() if swaps else nullcontext():
         model = cls(model_config.hf_config, one_rank.quantization_config(model_config))

@@ -122,7 +122,8 @@ def test_all_kinds_hold_the_same_numbers(checkpoints):
     assert np.array_equal(mxfp4[expert + "weight"][0], hybrid[expert + "weight"][0])
     per_32 = 2.0 ** (mxfp4[expert + "scale"][0].astype(int) - 127)
     per_16 = e4m3(hybrid[expert + "weight_scale"][0]) * hybrid[expert + "weight_scale_2"][0]
-    assert np.array_equal(np.repeat(per_32, 2), per_16)
+    np.testing.assert_allclose(np.repeat(per_32, 2), per_16, rtol=2**-24)  # two thirds as a float32, times 1.5
+    assert np.log2(hybrid[expert + "weight_scale_2"][0]) % 1 != 0  # else a kernel may take the layer for MXFP4
     rows, columns = fp8[expert + "weight"][1]["shape"]
     blocks = 2.0 ** (fp8[expert + "scale"][0].astype(int) - 127).reshape(rows // 128, columns // 128)
     values = e4m3(fp8[expert + "weight"][0]).reshape(rows, columns) * np.kron(blocks, np.ones((128, 128)))

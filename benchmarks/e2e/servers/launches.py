@@ -27,6 +27,8 @@ ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
 # Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
 TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
+# From NVFP4 on the overlay's own variable does that for a hybrid checkpoint's target.
+OURS_TOO = OURS | {"SGLANG_SM120_TARGET_MOE": "sm120_triton"}
 EAGER = ("--disable-cuda-graph",)
 # How stock SGLang ends on the MXFP4 draft of a hybrid checkpoint where there is no Blackwell GPU.
 NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
@@ -181,6 +183,27 @@ TWO_GPUS = (
         "two-gpus", env=TARGET_TOO, flags=MARLIN + EAGLE + TP2 + EP2, gpus=TWO,
     ),
 )  # fmt: skip
+# The whole hybrid on our kernels, and the same numbers served otherwise.
+NVFP4 = (
+    Launch(
+        "nvfp4-ours", "hybrid-nvfp4", "hybrid, sm120_triton for target (NVFP4) and draft (MXFP4)", "nvfp4",
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + WINDOWS, text=True, bench=((8.0, 60.0),), updated=True,
+    ),
+    Launch("nvfp4-ours-3", "hybrid-nvfp4", "the same, 3 draft steps", "nvfp4", env=OURS_TOO, flags=eagle(3)),
+    Launch(
+        "nvfp4-ours-dspark", "hybrid-nvfp4-dspark", "the same with a DSpark draft", "nvfp4", env=OURS_TOO,
+        flags=DSPARK, text=True,
+    ),
+    Launch(
+        "nvfp4-ours-cast", "hybrid-nvfp4-cast", "NVFP4 that is a cast of MXFP4, run as that", "nvfp4", env=OURS_TOO,
+        flags=EAGLE,
+    ),
+    Launch(
+        "nvfp4-twin", "mxfp4", "the same numbers as MXFP4 on sm120_triton, target and draft", "nvfp4", env=OURS_TOO,
+        flags=EAGLE,
+    ),
+    Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
+)  # fmt: skip
 FAULTS = (
     Launch(
         "fault-corrupt-shard", "mxfp4-corrupt", "one shard cut short", "faults", serves=False, env=OURS,
@@ -203,5 +226,5 @@ FAULTS = (
         env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
     ),
 )  # fmt: skip
-LAUNCHES = MAIN + MORE + LOAD + KINDS + TWO_GPUS + FAULTS
+LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + TWO_GPUS + FAULTS
 GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))
