@@ -13,8 +13,8 @@ MOST = ("instructions_per_weight", "registers", "spills", "shared", "sync_loads"
 
 
 def name(row: Row) -> str:
-    """Mode and tile, as the tables name them."""
-    return f"{row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
+    """Weights, activations and tile, as the tables name them."""
+    return f"{row['format']} {row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
 
 
 def products(row: Row) -> str:

@@ -105,7 +105,7 @@ def test_each_entry_says_first_what_to_do():
 
 
 def test_the_worst_tile_is_the_worst(tmp_path, monkeypatch):
-    rows = [row for row in tiles.compiled() if tiles.name(row) == "bf16 64x8"]
+    rows = [row for row in tiles.compiled() if tiles.name(row) == "mxfp4 bf16 64x8"]
     rows[0] |= {"registers": 255}
     rows[1] |= {"ctas_per_sm": 1, "weight_copies_16b": False}
     (tmp_path / "receipt.json").write_text(json.dumps({"rows": rows}))

@@ -54,7 +54,7 @@ def test_the_picture_shows_no_room_that_is_gone():
         ("a flag become a method", "overlay/sglang_sm120/moe/choose.py", "def mxfp4_method("),
         ("a scale decoded", "kernels/sm120/fp4_moe/device/decode.py", "def scale_to_float32("),
         ("tiles chosen", "kernels/sm120/fp4_moe/host/schedule.py", "def plan("),
-        ("weights repacked", "kernels/sm120/fp4_moe/weights/repack.py", "def prepare_mxfp4("),
+        ("weights repacked", "kernels/sm120/fp4_moe/weights/prepare.py", "def prepare_mxfp4("),
     ],
 )
 def test_the_design_says_where_to_look(question, file, holds):
