@@ -10,4 +10,4 @@ export PATH="$PATH:$TOOLS"
 "$PYTHON" -m mypy
 "$PYTHON" scripts/docs.py --check
 # Two workers, a file on one of them: most tests wait for one child process that imports SGLang.
-"$PYTHON" -m pytest -n 2 --dist loadfile "$@"
+"$PYTHON" -m pytest -n 2 --dist loadfile --durations=15 "$@"

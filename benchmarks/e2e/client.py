@@ -6,10 +6,10 @@ import json
 import random
 import statistics
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from sglang_sm120.commands.client import ask as http
 
 VOCABULARY = 16384
 NEW_TOKENS = 48
@@ -26,23 +26,6 @@ PARTS = ("alone", "again", "batch", "logprobs", "long", "many", "aborted", "flus
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((7, 12, 19, 26, 33, 40, 48, 56))]
 
 
-def post(url: str, path: str, body: dict[str, Any], timeout: float) -> Any:
-    """A JSON answer.
-
-    Raises:
-        OSError: no answer, or one that is an error; the message holds the beginning of its body.
-    """
-    try:
-        with urllib.request.urlopen(_request(url, path, body), timeout=timeout) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise OSError(f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}") from error
-
-
-def _request(url: str, path: str, body: dict[str, Any]) -> urllib.request.Request:
-    return urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
-
-
 def generate(
     url: str, ids: list[int], new: int = NEW_TOKENS, logprobs: bool = False, timeout: float = 120, rid: str = ""
 ) -> dict[str, Any]:
@@ -51,7 +34,7 @@ def generate(
     body["sampling_params"] = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
     start = time.monotonic()
     try:
-        got = post(url, "/generate", body, timeout)
+        got = json.loads(http(f"{url}/generate", body, timeout))
     except OSError as error:
         return {"error": f"{type(error).__name__}: {error}"[:400], "seconds": round(time.monotonic() - start, 4)}
     meta = got["meta_info"]
@@ -99,7 +82,7 @@ def abort(url: str, after: float = 0.5) -> dict[str, Any]:
         asked = pool.submit(generate, url, PROMPTS[0], 4000, timeout=60, rid="to-be-aborted")
         time.sleep(after)
         try:
-            urllib.request.urlopen(_request(url, "/abort_request", {"rid": "to-be-aborted"}), timeout=10).close()
+            http(f"{url}/abort_request", {"rid": "to-be-aborted"}, 10)
         except OSError as error:
             return {"error": f"{type(error).__name__}: {error}"[:300]}
         row = asked.result()
@@ -109,10 +92,10 @@ def abort(url: str, after: float = 0.5) -> dict[str, Any]:
 def flush(url: str) -> dict[str, Any]:
     """Empty the server's prefix cache."""
     try:
-        with urllib.request.urlopen(_request(url, "/flush_cache", {}), timeout=20) as answer:
-            return {"status": answer.status}
+        http(f"{url}/flush_cache", {}, 20)
     except OSError as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
+    return {"status": 200}
 
 
 def sizes(url: str, step: int, most: int, until: float) -> list[dict[str, Any]]:
@@ -157,7 +140,7 @@ def update(url: str, directory: str, timeout: float = 90) -> dict[str, Any]:
     """Load other weights into the running server."""
     start = time.monotonic()
     try:
-        got = post(url, "/update_weights_from_disk", {"model_path": directory}, timeout)
+        got = json.loads(http(f"{url}/update_weights_from_disk", {"model_path": directory}, timeout))
     except OSError as error:
         got = {"success": False, "message": f"{type(error).__name__}: {error}"[:600]}
     return {"success": got["success"], "message": got["message"], "seconds": round(time.monotonic() - start, 2)}

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay"))  # only the servers need it installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.e2e import client, faults, workloads

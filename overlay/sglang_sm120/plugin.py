@@ -1,12 +1,14 @@
 """The entry point: SGLang calls `register()` early in each process that it starts.
 
 SGLang's loader logs and swallows every `Exception` of a plugin and goes on with stock kernels. On SM120 that would end
-in a crash after minutes of loading, or in wrong numbers; so whatever goes wrong here leaves as `SystemExit`.
+in a crash after minutes of loading, or in wrong numbers; so whatever goes wrong here leaves as `SystemExit`. A process
+that catches it (a notebook) cannot launch SGLang any more: SGLang loads plugins once, and patches may be half applied.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 
 from sglang_sm120 import gpu, settings
 from sglang_sm120.patches import PATCHES
@@ -14,7 +16,9 @@ from sglang_sm120.patching import records, replace
 from sglang_sm120.patching.records import Status
 
 logger = logging.getLogger("sglang_sm120")
+_LOADER = "sglang.srt.plugins"
 _registered = False
+_stopped: str | None = None  # with what problem a launch of this process ended
 
 
 def register() -> None:
@@ -28,6 +32,8 @@ def register() -> None:
     global _registered
     if _registered:
         return
+    if _stopped is not None:
+        raise stop(f"{_stopped} (an earlier launch in this process ended with that; restart the Python process)")
     try:
         chosen = settings.read([p.name for p in PATCHES])
     except settings.SettingError as error:
@@ -71,5 +77,14 @@ def _apply(chosen: settings.Settings) -> None:
 
 
 def stop(problem: object) -> SystemExit:
-    """The exception that ends a launch with one line."""
+    """The exception that ends a launch with one line, and so does every further launch in this process.
+
+    SGLang takes its plugins for loaded from now on, and would run the next launch stock without a word.
+    """
+    global _stopped
+    if _stopped is None:
+        _stopped = str(problem)
+    loader = sys.modules.get(_LOADER)
+    if getattr(loader, "_plugins_loaded", False):
+        vars(loader)["_plugins_loaded"] = False
     return SystemExit(f"sglang-sm120: {problem}")

@@ -13,6 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from sglang_sm120.kernels.sm120 import tile_tables
 from sglang_sm120.upstream import releases
 
 # SGLang up to 0.5.19 registers a configuration that transformers 5.19 has of its own; 5.12 wants these tokenizers.
@@ -27,8 +28,7 @@ class Unavailable(RuntimeError):
 
 def root() -> Path:
     """The cache's directory."""
-    home = os.environ.get("SGLANG_SM120_HOME") or Path.home() / ".cache" / "sglang-sm120"
-    return Path(home) / "compat"
+    return tile_tables.home() / "compat"
 
 
 def tree(release: str) -> Path:
@@ -62,13 +62,8 @@ def path_of(release: str, at: Path | None = None) -> str:
 
 def environment(release: str, at: Path | None = None) -> dict[str, str]:
     """Environment of a child process that imports the release."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_SETTINGS) or k == "SGLANG_SM120_HOME"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_SETTINGS) or k == tile_tables.HOME}
     return kept | {"PYTHONPATH": path_of(release, at), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def is_cached(release: str) -> bool:
-    """Whether the release can be used without a network."""
-    return (root() / release / "complete").exists()
 
 
 def _wheel(release: str) -> Path:

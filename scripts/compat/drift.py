@@ -57,11 +57,8 @@ class Tree:
 
     def find(self, module: str, qualname: str) -> contracts.Definition | None:
         """A definition; None if there is none."""
-        path = self.directory.joinpath(*module.split("."))
-        files = [f for f in (path.with_suffix(".py"), path / "__init__.py") if f.is_file()]
-        if not files:
-            return None
-        return definitions.find(files[0].read_text(encoding="utf-8"), qualname)
+        file = contracts.file_below(self.directory, module.split("."))
+        return None if file is None else definitions.find(file.read_text(encoding="utf-8"), qualname)
 
     def functions(self, *packages: str) -> Iterator[tuple[str, str]]:
         """(module, name) of the public functions of some packages."""

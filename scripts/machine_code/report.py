@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.machine_code import listing
 from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, tiles, triton_tools
+from sglang_sm120.kernels.sm120 import tile_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # what SGLang 0.5.12 to 0.5.23 pin, and the newest
 ARCHITECTURES = (120, 121)
 
@@ -49,7 +49,7 @@ def worker(architectures: list[int]) -> list[dict[str, Any]]:
 
 def fetched(version: str) -> Path:
     """The unpacked wheel of a Triton release, downloaded with pip the first time."""
-    target = CACHE / version
+    target = tile_tables.home() / "triton" / version
     if not (target / "triton").is_dir():
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as wheels:

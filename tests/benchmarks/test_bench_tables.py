@@ -1,4 +1,4 @@
-"""compare.py on the receipts that are there and on altered copies of them."""
+"""compare.py and the tables of races on receipts that are made here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,38 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reports import compare
+from scripts.pages import races
 
 ROOT = Path(__file__).resolve().parents[2]
-RECEIPTS = ROOT / "benchmarks/receipts"
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKENS = (1, 2, 4, 16, 256, 4096)
+CONTESTANTS = {"ours bf16": 1.0, "ours mxfp8": 1.05, "triton_kernels": 2.0, "naive dot_scaled": 4.0}  # times ours
+SAMPLES = 15
 
 
 @pytest.fixture
 def receipt():
-    return json.loads((RECEIPTS / "h200-bench-uniform.json").read_text())
+    """A run of the race: three shapes, uniform routing; samples within a percent of each other, as on a quiet GPU."""
+    shapes = [f"v4-flash-tp{n}" for n in (1, 2, 4)]
+    rows = []
+    for shape in shapes:
+        for tokens in TOKENS:
+            ours = 20.0 * tokens**0.5
+            raw = {
+                name: [times * ours * (1 + 0.01 * (7 * i % SAMPLES / SAMPLES - 0.5)) for i in range(SAMPLES)]
+                for name, times in CONTESTANTS.items()
+            }
+            us = {name: sorted(samples)[SAMPLES // 2] for name, samples in raw.items()}
+            rows.append({"shape": shape, "tokens": tokens, "routing": "uniform", "floor_us": 0.8 * ours, "us": us})
+            rows[-1] |= {"raw": raw, "failed": {}}
+    return {
+        "schema": 1, "kind": "bench_moe", "gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "commit": COMMIT,
+        "copy_bandwidth": 4.25e12, "matmul_rate": 7.8e14, "failed": {}, "rows": rows,
+        "errors": {shape: dict.fromkeys(CONTESTANTS, 2e-3) for shape in shapes},
+        "host_us": {shape: dict.fromkeys(CONTESTANTS, 46.6) for shape in shapes},
+    }  # fmt: skip
 
 
 def scaled(receipt, factor, part=slice(None)):
@@ -31,12 +55,19 @@ def scaled(receipt, factor, part=slice(None)):
 
 
 def test_two_halves_of_a_run_agree_and_a_twentieth_more_does_not(receipt):
-    first, second = scaled(receipt, 1, slice(0, 7)), scaled(receipt, 1, slice(7, 15))
-    same = [ok for *_, ok in compare.repeats(first, second)]
-    slower = [ok for *_, ok in compare.repeats(first, scaled(receipt, 1.05, slice(7, 15)))]
-    assert len(same) > 150
-    assert sum(same) >= 0.97 * len(same)
-    assert sum(slower) <= 0.15 * len(slower)  # rows whose samples scatter by more than that
+    first, second = scaled(receipt, 1, slice(0, 7)), scaled(receipt, 1, slice(7, SAMPLES))
+    timed = len(receipt["rows"]) * len(CONTESTANTS)
+    assert [ok for *_, ok in compare.repeats(first, second)] == [True] * timed
+    slower = compare.repeats(first, scaled(receipt, 1.05, slice(7, SAMPLES)))
+    assert [ok for *_, ok in slower] == [False] * timed
+
+
+def test_one_sample_apart_is_none_of_the_range(receipt):
+    """The first call after a pause, say; a tenth at either end does not count."""
+    second = copy.deepcopy(receipt)
+    for row in second["rows"]:
+        row["raw"] = {name: [3 * times[0], *times[1:]] for name, times in row["raw"].items()}
+    assert all(ok for *_, ok in compare.repeats(receipt, second))
 
 
 def test_the_repeat_names_both_medians_and_the_rows_that_differ(receipt):
@@ -53,8 +84,79 @@ def test_the_repeat_names_both_medians_and_the_rows_that_differ(receipt):
 
 
 def test_runs_of_different_commits_are_not_a_repeat(receipt):
-    with pytest.raises(ValueError, match=r"not the same commit: 963fded.* and deadbeef"):
+    with pytest.raises(ValueError, match=rf"not the same commit: {COMMIT} and deadbeef"):
         compare.repeats(receipt, {**receipt, "commit": "deadbeef"})
+
+
+def new_receipt(receipt):
+    """What a later run looks like: Marlin, FlashInfer and humming beside the others, one of them failing."""
+    new = copy.deepcopy(receipt) | {"versions": {"sglang": "0.5.17", "humming-kernels": "not installed"}}
+    new["failed"] = {"v4-flash-tp1": {"humming": "ModuleNotFoundError: No module named 'humming'"}}
+    for row in new["rows"]:
+        row["us"] |= {"marlin": 1000.0, "flashinfer sm90 mixed": row["us"]["ours bf16"] * 1.02}
+    new["rows"][0]["routing"], new["rows"][1]["routing"] = "speculative", "skewed"
+    return new
+
+
+def test_the_newest_run_wins_and_the_fastest_of_all_peers_counts(receipt, tmp_path, monkeypatch):
+    first = new_receipt(receipt)
+    second = copy.deepcopy(first)
+    second["rows"][4]["raw"]["ours bf16"] = [t * 1.5 for t in second["rows"][4]["raw"]["ours bf16"]]
+    second["rows"][4]["us"]["ours bf16"] *= 1.5
+    for row in [*first["rows"], *second["rows"]]:  # new contestants need samples to be compared
+        row["raw"] |= {n: [row["us"][n]] * 15 for n in ("marlin", "flashinfer sm90 mixed")}
+    (tmp_path / "h200-table.json").write_text(json.dumps(first))
+    (tmp_path / "h200-table-2.json").write_text(json.dumps(second))
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    text, rows = races.tables(), len(first["rows"])
+    apart = f"TP1 uniform T={first['rows'][4]['tokens']}"
+    header = next(line for line in text.splitlines() if line.startswith("| layer | tokens"))
+    assert "Marlin µs | FlashInfer µs" in header
+    assert "humming" not in header
+    row = next(line for line in text.splitlines() if line.startswith("| TP1 | 4 |"))
+    assert "| 1.02x | missed: 1.35x the best |" in row
+    assert "| 1000.0 |" in row
+    assert "* humming, TP1: ModuleNotFoundError: No module named 'humming'" in text
+    assert f"ours bf16: {rows - 1} of {rows} rows agree; not: {apart} (+50.0%)" in text
+    assert "sglang 0.5.17" in text
+
+
+def test_the_targets_are_said():
+    assert "floor: 1 token 1.60x and 0.50; 2 to 4 tokens 1.35x and 0.62; 5 to 64 tokens" in races.legend()
+    assert races.legend().endswith("257 to 8192 tokens 1.00x.")
+
+
+def test_other_shapes_get_a_table_of_their_own(receipt, tmp_path, monkeypatch):
+    (tmp_path / "h200-table.json").write_text(json.dumps(new_receipt(receipt)))
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    assert "Other shapes" not in races.tables()
+    shapes = copy.deepcopy(receipt)
+    for row in shapes["rows"]:
+        row["shape"] = row["shape"].replace("v4-flash", "v4.1-flash")
+    (tmp_path / "h200-shapes.json").write_text(json.dumps(shapes))
+    text = races.tables()
+    assert "## Other shapes, uniform routing" in text
+    assert "| V4.1-Flash TP4 | 4096 |" in text
+
+
+@pytest.mark.parametrize(
+    ("python", "said"), [(None, "µs."), (12.4, "at most 12 µs (target 40: met)."), (41, "missed).")]
+)
+def test_the_hosts_target_is_about_python(receipt, tmp_path, monkeypatch, python, said):
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    if python is not None:
+        rows = [{"best_us": 3.0}, {"best_us": python}]
+        (tmp_path / "cpu-host-cost.json").write_text(json.dumps({"rows": rows}))
+    receipt["host_us"] = {"v4-flash-tp1": {"ours bf16": 46.6, "marlin": 400.0}}
+    line = races.host_line(receipt)
+    assert "TP1 47 µs" in line
+    assert "400" not in line
+    assert line.endswith(said)
+
+
+def test_without_a_peer_there_is_no_target_met(receipt):
+    row = {**receipt["rows"][0], "us": {"ours bf16": 20.0}}
+    assert races.verdict(row) == ("-", "no peer")
 
 
 BAD = {
@@ -72,7 +174,7 @@ def test_a_receipt_that_cannot_be_read_is_named_in_one_line(what, script, tmp_pa
     file = tmp_path / "receipt.json"
     if text is not None:
         file.write_text(text)
-    files = [str(file), str(RECEIPTS / "h200-table.json")] if script == "compare.py" else [str(file), "--out", "."]
+    files = [str(file), str(file)] if script == "compare.py" else [str(file), "--out", "."]
     command = [sys.executable, str(ROOT / "benchmarks" / "reports" / script), *files]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1

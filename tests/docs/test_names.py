@@ -181,7 +181,7 @@ OURS = [
     (OVERLAY / "commands/plan/flag_values.py", "; expected a divisor of "),
     (OVERLAY / "patching/still_reached.py", "the model's quantization is configured by "),
     (OVERLAY / "patching/ranks_agree.py", "; make their hosts the same"),
-    (OVERLAY / "patching/ranks_agree.py", " s which overlay it runs; on its host "),
+    (OVERLAY / "patching/ranks_agree.py", " s which overlay it runs: it may have ended "),
     (OVERLAY / "settings.py", ", or unset for the default"),
     (OVERLAY / "moe/method.py", "the checkpoint did not deliver "),
     (OVERLAY / "moe/method.py", "has values that were never loaded or are NaN"),

@@ -63,7 +63,7 @@ def test_help_is_its_own_comment(path):
     ],
 )
 def test_wrong_usage_is_2(stand_ins, tree, line, says):
-    settings, script = re.fullmatch(r"((?:[A-Z]+=\S+ )*)(.+)", line).groups()
+    settings, script = re.fullmatch(r"((?:\w+=\S+ )*)(.*)", line).groups()
     done, notes = stand_ins.run(f"{settings}scripts/recipes/{script}", tree)
     assert (done.returncode, notes) == (2, [])
     assert says in done.stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,19 @@ from benchmarks.e2e.servers import launches, ports
 from scripts.checkpoints import make
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "program", ["e2e/run.py", "e2e/receipt.py", "e2e/document.py", "reports/compare.py", "reports/table.py"]
+)
+def test_a_copied_tree_runs_without_an_environment(tmp_path, program):
+    """As on a machine with GPUs and no network: neither this package nor another is where that Python looks."""
+    for folder in ("benchmarks", "overlay"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("receipts"))
+    command = [sys.executable, "-I", "-S", str(tmp_path / "benchmarks" / program), "--help"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -150,6 +151,22 @@ def test_whatever_an_interruption_becomes_it_ends_the_command(
     assert says in said.err
     assert len(said.err.splitlines()) == (1 if says else 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_command_runs_outside_the_main_thread(monkeypatch, capsys):
+    """In a program's thread pool; signals stay the main thread's, also those of a command that runs there."""
+    monkeypatch.setattr(doctor, "examine", lambda: interrupts.check() or {"errors": []})
+    monkeypatch.setattr(doctor, "render", lambda document, hints: "done")
+    with interrupts.remembered(130), ThreadPoolExecutor(1) as pool:
+        before = signal.getsignal(signal.SIGINT)
+        assert pool.submit(cli.main, ["doctor"]).result() == 0
+        assert signal.getsignal(signal.SIGINT) is before
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert pool.submit(cli.main, ["doctor"]).result() == 130
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+    assert capsys.readouterr().out == "done\n"
 
 
 def test_a_signal_that_is_ignored_stays_so(monkeypatch, capsys):

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 from benchmarks.e2e.servers import gpus
 from benchmarks.e2e.servers.launches import Launch
+from sglang_sm120.commands.client import ask
 
 # Compiled kernels of SGLang and its libraries, all under one directory that can be kept.
 _CACHES = {
@@ -104,10 +104,10 @@ class Server:
     def is_ready(self) -> bool:
         """Whether /health answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
-                return answer.status == 200
+            ask(f"{self.url}/health", timeout_s=2)
         except OSError:
             return False
+        return True
 
     def wait_ready(self, until: float) -> float | None:
         """Seconds from the start until it is ready; None when it ended, or `until` (monotonic time) came first."""

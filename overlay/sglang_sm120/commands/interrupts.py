@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,8 +22,14 @@ _seen = False
 
 @contextmanager
 def remembered(status: int) -> Iterator[None]:
-    """Within, a SIGINT in the midst of an import exits with `status` at once; elsewhere it is a KeyboardInterrupt."""
+    """Within, a SIGINT in the midst of an import exits with `status` at once; elsewhere it is a KeyboardInterrupt.
+
+    Changes nothing outside the main thread, which alone gets signals and may say what becomes of them.
+    """
     global _seen
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _seen = False
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored under nohup, or somebody else's
         yield

@@ -7,13 +7,11 @@ and `/generate` for canary prompts at temperature 0. What a server does not show
 from __future__ import annotations
 
 import json
-import re
-import urllib.error
-import urllib.request
-from http.client import HTTPException
+import math
 from typing import Any
 
 from sglang_sm120 import __version__
+from sglang_sm120.commands import client
 from sglang_sm120.moe import metrics, runners
 from sglang_sm120.settings import RUNNER
 
@@ -25,8 +23,6 @@ CANARIES = (
     "Repeat after me: red green blue red green blue red green",
 )
 NEW_TOKENS = 32
-_SAMPLE = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class ServerError(RuntimeError):
@@ -127,11 +123,18 @@ def _ranks(document: dict[str, Any], server: _Server) -> None:
     if text is None:
         document["unseen"].append("ranks and kernels: start the server with --enable-metrics")
         return
-    samples = [(m["name"], dict(_LABEL.findall(m["labels"])), float(m["value"])) for m in _SAMPLE.finditer(text)]
+    samples = _samples(text, f"{server.url}/metrics")
+    if samples is None:
+        document["unseen"].append("ranks and kernels: /metrics is read with prometheus-client; install it here")
+        return
     infos = [labels for name, labels, value in samples if name == metrics.INFO and value == 1]
     counts = [value for name, _, value in samples if name == f"{metrics.DISPATCHES}_total"]
     ranks = document["ranks"]
-    ranks["seen"], ranks["dispatches"] = len({i.get("pid") for i in infos}), int(sum(counts))
+    ranks["seen"] = len({i.get("pid") for i in infos})
+    if not math.isfinite(sum(counts)):
+        document["errors"].append(f"{server.url}/metrics counts {sum(counts)} dispatches; expected a number")
+        return
+    ranks["dispatches"] = int(sum(counts))
     versions = sorted({i.get("version", "") for i in infos} - {__version__})
     if versions:
         document["errors"].append(f"the server runs sglang-sm120 {', '.join(versions)}, this command is {__version__}")
@@ -147,35 +150,42 @@ def _ranks(document: dict[str, Any], server: _Server) -> None:
         document["errors"].append(f"the flags say {RUNNER}, but no layer was ever dispatched to it")
 
 
+def _samples(page: str, url: str) -> list[tuple[str, dict[str, str], float]] | None:
+    """(name, labels, value) of a page of metrics; None where the library that reads them is not installed."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        return None
+    try:
+        return [(s.name, s.labels, s.value) for family in text_string_to_metric_families(page) for s in family.samples]
+    except ValueError as error:
+        raise ServerError(f"{url} is no page of metrics: {error}") from error
+
+
 class _Server:
     def __init__(self, url: str, timeout_s: float) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
+    def _ask(self, path: str, body: dict[str, Any] | None = None, allow_missing: bool = False) -> bytes | None:
+        """None: there is no such page, and that is allowed."""
         try:
-            request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                return response.read()
-        except urllib.error.HTTPError as error:
-            detail = error.read(200).decode(errors="replace").strip()
-            raise _StatusError(error.code, f"{self.url}{path} answers {error.code}: {detail}") from error
-        except (OSError, HTTPException, ValueError) as error:
-            raise ServerError(f"{self.url}{path} cannot be asked: {getattr(error, 'reason', error)}") from error
+            return client.ask(self.url + path, body, self._timeout_s)
+        except client.StatusError as error:
+            if allow_missing and error.status == 404:
+                return None
+            raise ServerError(f"{self.url}{path} answers {error}") from error
+        except OSError as error:
+            raise ServerError(f"{self.url}{path} cannot be asked: {error}") from error
 
     def text(self, path: str, allow_missing: bool = False) -> str | None:
         """An answer as text; None if there is no such page and that is allowed."""
-        try:
-            return self._ask(path).decode(errors="replace")
-        except _StatusError as error:
-            if allow_missing and error.status == 404:
-                return None
-            raise
+        raw = self._ask(path, allow_missing=allow_missing)
+        return None if raw is None else raw.decode(errors="replace")
 
     def json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """An answer that must be a JSON object."""
-        raw = self._ask(path, body)
+        raw = self._ask(path, body) or b""
         try:
             answer = json.loads(raw)
         except ValueError:
@@ -196,12 +206,6 @@ class _Server:
         if not isinstance(meta, dict) or not isinstance(acceptance, (int, float, type(None))):
             raise ServerError(f"{self.url}/generate is no SGLang server's: its meta_info is {str(meta)[:60]}")
         return {"text": answer["text"], "acceptance": acceptance}
-
-
-class _StatusError(ServerError):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def render(document: dict[str, Any]) -> str:

@@ -94,9 +94,9 @@ def _silence(silent: Sequence[int]) -> str | None:
     if not silent:
         return None
     return (
-        f"rank {', '.join(map(str, silent))} did not say within {WAIT_S:.0f} s which overlay it runs; on its host "
-        f"install sglang-sm120 {__version__} and unset SGLANG_PLUGINS and what begins with {OFF.name}, or run stock "
-        f"SGLang with {OFF.name}=0 on every host"
+        f"rank {', '.join(map(str, silent))} did not say within {WAIT_S:.0f} s which overlay it runs: it may have "
+        f"ended (see its log), or its host has none; there install sglang-sm120 {__version__} and unset SGLANG_PLUGINS "
+        f"and what begins with {OFF.name}, or run stock SGLang with {OFF.name}=0 on every host"
     )
 
 

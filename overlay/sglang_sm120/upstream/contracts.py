@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -66,12 +66,14 @@ def source_file(module: str) -> Path | None:
     spec = importlib.util.find_spec(top)
     if spec is None or spec.submodule_search_locations is None:
         return None
-    for root in spec.submodule_search_locations:
-        path = Path(root).joinpath(*rest)
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                return candidate
-    return None
+    found = (file_below(Path(root), rest) for root in spec.submodule_search_locations)
+    return next(filter(None, found), None)
+
+
+def file_below(directory: Path, parts: Sequence[str]) -> Path | None:
+    """The file of the module with these names below a directory of modules; None if there is none."""
+    path = directory.joinpath(*parts)
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def find(module: str, qualname: str) -> Definition | None:

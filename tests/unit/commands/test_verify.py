@@ -2,13 +2,14 @@
 
 import json
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from sglang_sm120 import __version__, cli
-from sglang_sm120.commands import verify
+from sglang_sm120.commands import client, verify
 
 GOOD = {
     "version": "0.5.23",
@@ -24,7 +25,7 @@ META = {"spec_accept_length": 1.5}
 def page(ranks=2, dispatches=7, version=__version__):
     labels = f'kernel="sm120_triton",patches="mxfp4_nextn",role="draft",version="{version}"'
     lines = [f'sglang_sm120_info{{{labels},pid="{pid}"}} 1.0' for pid in range(ranks)]
-    lines.append(f'sglang_sm120_dispatch_total{{kernel="sm120_triton",role="draft"}} {float(dispatches)}')
+    lines.append(f'sglang_sm120_dispatch_total{{kernel="sm120_triton",role="draft"}} {dispatches}')
     return "\n".join(["# HELP sglang_sm120_info x", *lines, ""])
 
 
@@ -139,10 +140,48 @@ def test_another_server_with_fields_of_the_same_names(serve, how, says, capsys):
     assert says in capsys.readouterr().err
 
 
-def test_a_metric_that_is_no_number_counts_for_nothing(serve):
-    document = verify.run(serve(metrics='sglang_sm120_info{pid="1"} broken\n'))
-    assert document["ranks"]["seen"] == 0
-    assert any("ran in 0 of 2 ranks" in error for error in document["errors"])
+def test_a_page_of_metrics_that_is_none_is_named(serve, capsys):
+    assert cli.main(["verify", "--url", serve(metrics='sglang_sm120_info{pid="1"} broken\n')]) == 1
+    assert "/metrics is no page of metrics: could not convert string to float: 'broken'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_a_count_that_is_no_number_is_no_count(serve, value):
+    document = verify.run(serve(metrics=page(dispatches="@").replace("@", value)))
+    assert document["ranks"]["dispatches"] is None
+    assert any(f"/metrics counts {float(value)} dispatches" in error for error in document["errors"])
+
+
+def test_labels_that_only_prometheus_reads_right(serve):
+    """A brace and an escaped quote in a label's value, a time stamp behind the sample."""
+    text = page().replace('kernel="sm120_triton"', 'kernel="a } of \\"b\\""').replace(" 1.0", " 1.0 1764460800000")
+    assert verify.run(serve(metrics=text))["ranks"] == {"expected": 2, "seen": 2, "dispatches": 7}
+
+
+def test_without_the_library_metrics_are_not_seen(serve, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    document = verify.run(serve())
+    assert document["errors"] == []
+    assert document["unseen"] == ["ranks and kernels: /metrics is read with prometheus-client; install it here"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(serve, monkeypatch, host):
+    """Nobody is there on its port; the server would be blamed for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        assert verify.run(serve().replace("127.0.0.1", host))["errors"] == []
+
+
+def test_another_machine_is_asked_through_the_proxy(serve, monkeypatch):
+    monkeypatch.setenv("http_proxy", serve(html=True))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert client.ask("http://server.example:30000/server_info").startswith(b"<html>")
 
 
 def test_a_server_that_hangs(capsys):
