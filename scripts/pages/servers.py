@@ -110,5 +110,5 @@ def answers(server: Server) -> tuple[str, str]:
 
 def link(name: str) -> str:
     """To a run's page."""
-    label = re.sub(r"^\d+-(\d+-\d+)-sglang-[\w.]+?-", r"\1 ", name)
+    label = re.sub(r"^\d+-(\d+-\d+)-sglang-[\w.]+?-", r"\1-", name)
     return f"[{label}](../benchmarks/receipts/e2e/{name}.md)"

@@ -132,7 +132,7 @@ def test_a_server_is_before_and_after_when_one_of_a_pair_serves(monkeypatch):
     (row,) = servers.before_after().splitlines()[2:]
     assert row == (
         "| hybrid, DSpark | ends: `ImportError: no 'f'` | serves | "
-        "[01-02 two](../benchmarks/receipts/e2e/2026-01-02-sglang-0.5.17-two.md) |"
+        "[01-02-two](../benchmarks/receipts/e2e/2026-01-02-sglang-0.5.17-two.md) |"
     )
 
 
