@@ -18,4 +18,4 @@ def index() -> str:
     """A link to each entry, in alphabetical order."""
     text = FENCE.sub("", DOCUMENT.read_text(encoding="utf-8"))
     titles = sorted(re.findall(r"^### (.+)$", text, re.M), key=lambda title: re.sub(r"\W", "", title.lower()))
-    return ",\n".join(f"[{title}](#{anchor(title)})" for title in titles)
+    return "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
