@@ -7,6 +7,7 @@ from sglang_sm120.patches import (
     mxfp4_experts,
     mxfp4_nextn,
     runner_name,
+    weight_updates,
 )
 
 PATCHES = (
@@ -16,4 +17,5 @@ PATCHES = (
     marlin_routed_scaling.PATCH,
     mxfp4_nextn.PATCH,
     mxfp4_experts.PATCH,
+    weight_updates.PATCH,
 )

@@ -15,7 +15,7 @@ from sglang_sm120.moe.launch import Launch
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
-from sglang_sm120.upstream import contracts, releases, server_flags
+from sglang_sm120.upstream import contracts, releases, server_flags, update_paths
 from sglang_sm120.upstream.contracts import Target
 
 NAME = "deepseek_v4_gate"
@@ -97,7 +97,9 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
                 _refuse_disabled(settings, launch, draft)
             else:
                 draft = runners.Route(None, "no draft of ours")
-            _refuse_offloading(view, RUNNER in (target.runner, draft.runner, launch.target_runner))
+            _refuse_moved_weights(
+                view, RUNNER in (target.runner, launch.target_runner), RUNNER in (draft.runner, launch.draft_runner)
+            )
         except runners.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
         return declared
@@ -128,13 +130,24 @@ def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -
             )
 
 
-def _refuse_offloading(view: Any, ours: bool) -> None:
-    """CPU offloading moves a layer's parameters after they were prepared; say so before the weights load."""
-    if ours and (getattr(view, "cpu_offload_gb", 0) or 0) > 0:
-        raise SystemExit(
-            f"sglang-sm120: --cpu-offload-gb moves expert weights that {RUNNER} has prepared in place; leave it out, "
-            f"or choose another runner for these layers"
-        )
+def _refuse_moved_weights(view: Any, target_is_ours: bool, draft_is_ours: bool) -> None:
+    """Stop before weights load where SGLang would move, share or exchange what our kernel prepares in place."""
+    for flag in update_paths.FLAGS:
+        if (target_is_ours or (draft_is_ours and not flag.target_only)) and flag.is_used(view):
+            raise SystemExit(
+                f"sglang-sm120: {flag.name} {flag.why}, which {RUNNER} cannot follow; leave {flag.name} out, or "
+                "choose another runner for these layers"
+            )
+    of_draft = getattr(view, "speculative_draft_load_format", None)
+    formats = [("--load-format", view.load_format)] if target_is_ours or (draft_is_ours and not of_draft) else []
+    formats += [("--speculative-draft-load-format", of_draft)] if draft_is_ours and of_draft else []
+    for name, load_format in formats:
+        why = update_paths.load_format_problem(load_format)
+        if why is not None:
+            raise SystemExit(
+                f"sglang-sm120: {name} {getattr(load_format, 'value', load_format)} {why}, which {RUNNER} "
+                f"cannot follow; leave {name} out, or choose another runner for these layers"
+            )
 
 
 def _refuse_damaged(view: Any) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.markdown import WHOLE, replaced
-from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles
+from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles, updates
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]
@@ -38,6 +38,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "launches": launches.launches,
         "elsewhere": launches.elsewhere,
     },
+    "docs/UPDATES.md": {"paths": updates.paths, "load-formats": updates.load_formats, "flags": updates.flags},
     "docs/TROUBLESHOOTING.md": {"index": messages.index},
     "docs/E2E.md": {
         "before-after": servers.before_after,

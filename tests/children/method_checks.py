@@ -89,7 +89,7 @@ def warm_ups(torch, tensors):
     """What is asked to be compiled when weights have been loaded, on a CPU and as if on a GPU."""
     from sglang_sm120.kernels.sm120 import fp4_moe
     from sglang_sm120.kernels.sm120.fp4_moe import warming
-    from sglang_sm120.moe import method as method_module
+    from sglang_sm120.moe import base
 
     asked = []
     done = warming.WarmUp(kernels=9, seconds=1.5)
@@ -97,7 +97,7 @@ def warm_ups(torch, tensors):
         layer, method = layer_and_method(torch)
         load(torch, layer, tensors)
         with (
-            mock.patch.object(method_module, "_on_gpu", return_value=on_gpu),
+            mock.patch.object(base, "_on_gpu", return_value=on_gpu),
             mock.patch.object(fp4_moe, "warm_up", return_value=done) as warm_up,
         ):
             method.process_weights_after_loading(layer)
@@ -109,9 +109,16 @@ def warm_ups(torch, tensors):
 def refused(action):
     try:
         action()
-    except (ValueError, RuntimeError) as found:
+    except (ValueError, RuntimeError, MemoryError) as found:
         return str(found)
     return "not refused"
+
+
+def prepared(torch, tensors):
+    layer, method = layer_and_method(torch)
+    load(torch, layer, tensors)
+    method.process_weights_after_loading(layer)
+    return layer, method
 
 
 def checks(torch):
@@ -135,13 +142,18 @@ def checks(torch):
 
     load(torch, layer, draw(torch, 3, low=1, high=40))
     yield "range that graphs were not captured for", refused(lambda: method.process_weights_after_loading(layer))
-
-    layer, method = layer_and_method(torch)
+    load(torch, layer, {k: v for k, v in first.items() if k[0] < 3})
+    yield "part of the former weights", refused(lambda: method.process_weights_after_loading(layer))
     load(torch, layer, first)
     method.process_weights_after_loading(layer)
-    layer.w13_weight.data = layer.w13_weight.data.clone()
-    yield "moved weights", refused(lambda: error(torch, layer, method, first))
-    yield "update of moved weights", refused(lambda: load(torch, layer, some))
+    yield "former weights after a refusal", error(torch, layer, method, first)
+
+    for name in ("w13_weight", "w13_weight_scale_inv", "w2_weight", "w2_weight_scale_inv"):
+        layer, method = prepared(torch, first)
+        error(torch, layer, method, first)
+        getattr(layer, name).data = getattr(layer, name).data.clone()
+        yield f"moved {name}", refused(lambda: error(torch, layer, method, first))  # noqa: B023 - called at once
+        yield f"update of moved {name}", refused(lambda: load(torch, layer, some))  # noqa: B023
 
     layer, method = layer_and_method(torch)
     load(torch, layer, {k: v for k, v in first.items() if k != (3, "w3")})
@@ -163,8 +175,9 @@ def main():
     simulate.install("sm120", 96)
     draft_layer.resolve(Path(sys.argv[1]), 1, 1, 0)
     import torch
+    import update_checks
 
-    os.write(out, json.dumps(dict(checks(torch))).encode())
+    os.write(out, json.dumps(dict([*checks(torch), *update_checks.checks(torch)])).encode())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ STOCK = (NVFP4, "flashinfer_trtllm_routed", None)
 STOCK_DRAFT = (TRTLLM, "flashinfer_mxfp4", None)
 MARLIN_DRAFT = ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")
 TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
+DRAFT_LOAD = "--speculative-draft-load-format"
 VARIABLE = "SGLANG_SM120_DRAFT_MOE"
 # On the release of the environment; docs/COMPAT.md has the others.
 STATES = {
@@ -24,6 +25,7 @@ STATES = {
     "marlin_routed_scaling": "not needed",
     "mxfp4_nextn": "applied",
     "mxfp4_experts": "applied",
+    "weight_updates": "applied",
 }
 
 # A fourth of the small checkpoint's shared expert is narrower than its FP8 block.
@@ -42,6 +44,8 @@ SM120 = [
     ("no chunks", [*TP2, "--chunked-prefill-size", "-3"], {}, GATED, None),
     ("a chain's width", [*TP2, *EAGLE, "--speculative-num-draft-tokens", "-7"], {}, GATED, DRAFT),  # SGLang sets it
     ("no draft step", [*TP2, *EAGLE, "--speculative-num-steps", "0"], {}, GATED, DRAFT),  # SGLang then decodes plainly
+    ("shards of the target", [*TP2, *EAGLE, "--load-format", "sharded_state", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
+    ("draft unlike the target", [*TP2, *EAGLE, "--load-format", "dummy", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
     ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, STOCK_DRAFT),
     ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, STOCK_DRAFT),
     ("without draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, GATED, STOCK_DRAFT),
@@ -73,7 +77,11 @@ STOPPED = [
     ("stages", [*TP2, *EAGLE, "--pp-size=2"], {}, "disaggregation-mode=prefill) (--tp, --spec"),
     ("colon", [*TP2, "--served-model-name=a:b"], {}, "Invalid value: 'a:b' (--served-model-name=a:b)"),
     ("workers", [*TP2, "--tokenizer-worker-num", "0"], {}, "Tokenizer worker num must >= 1 (--tokenizer-worker-num 0)"),
-    ("offloading", [*TP2, *EAGLE, "--cpu-offload-gb", "8"], {}, "--cpu-offload-gb moves expert weights"),
+    ("offloading", [*TP2, *EAGLE, "--cpu-offload-gb", "8"], {}, "--cpu-offload-gb moves parameters to host memory"),
+    ("groups", [*TP2, *EAGLE, "--offload-group-size", "2"], {}, "--offload-group-size moves parameters to host memo"),
+    ("shards", [*TP2, *EAGLE, "--load-format", "sharded_state"], {}, "--load-format sharded_state writes parameters"),
+    ("remote", [*TP2, *EAGLE, "--load-format", "layered"], {}, "--load-format layered makes new parameters"),
+    ("draft's", [*TP2, *EAGLE, DRAFT_LOAD, "presharded"], {}, f"{DRAFT_LOAD} presharded keeps prepared parameters"),
     ("no name", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "runner_name"}, "SGLANG_SM120_DISABLE leaves out runner_name"),
     ("other quantization", [*TP2, "--quantization", "modelopt_fp4"], {}, "--quantization modelopt_fp4 is not"),
     ("bad setting", TP2, {"SGLANG_SM120_ACTIVATION": "fp16"}, "SGLANG_SM120_ACTIVATION is 'fp16'"),

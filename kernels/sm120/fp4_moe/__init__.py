@@ -4,7 +4,7 @@ from . import reference
 from .layer import fp4_moe
 from .warming import warm_up
 from .weights.formats import MXFP4, NVFP4, Format
-from .weights.prepare import prepare_mxfp4, prepare_nvfp4, restore
+from .weights.prepare import is_mxfp4_cast, prepare_mxfp4, prepare_nvfp4, restore, scales_are_wide
 from .weights.prepared import PreparedWeights
 
 __all__ = [
@@ -13,9 +13,11 @@ __all__ = [
     "Format",
     "PreparedWeights",
     "fp4_moe",
+    "is_mxfp4_cast",
     "prepare_mxfp4",
     "prepare_nvfp4",
     "reference",
     "restore",
+    "scales_are_wide",
     "warm_up",
 ]

@@ -11,38 +11,65 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-WEIGHT, SCALE = "weight", "weight_scale_inv"
+# What a tensor of an expert holds, by the end of its parameter's name. The longer of two that fit is meant.
+WEIGHT, SCALE, BLOCK_SCALE, GLOBAL_SCALE, INPUT_SCALE = KINDS = (
+    "weight",
+    "weight_scale_inv",
+    "weight_scale",
+    "weight_scale_2",
+    "input_scale",
+)
 SHARDS = ("w1", "w2", "w3")  # gate, down, up
 
 
+def kind_of(parameter: str) -> str:
+    """What the parameter of that name holds: the longest of `KINDS` that the name ends with.
+
+    Raises:
+        ValueError: the name ends with none of them.
+    """
+    fitting = [kind for kind in KINDS if parameter.endswith(kind)]
+    if not fitting:
+        raise ValueError(f"parameter is {parameter!r}; expected a name that ends with one of {', '.join(KINDS)}")
+    return max(fitting, key=len)
+
+
 class ShardLedger:
-    """Records (expert, shard, weight or scale) of each delivery, from any thread.
+    """Records (expert, shard, kind) of each delivery, from any thread.
 
     Args:
         before: called before a delivery is written, with the lock held; the layer's way to get back to the
             checkpoint's layout when a runtime update begins.
+        kinds: what a checkpoint has of each shard.
     """
 
-    def __init__(self, before: Callable[[], None]) -> None:
+    def __init__(self, before: Callable[[], None], kinds: tuple[str, ...] = (WEIGHT, SCALE)) -> None:
         self._before = before
-        self._lock = threading.Lock()
+        self._kinds = kinds
+        self._lock = threading.RLock()  # `before` may forget
         self._delivered: set[tuple[int, str, str]] = set()
 
-    def wrap(self, loader: Callable[..., None]) -> Callable[..., None]:
-        """A `weight_loader` that records and then does what the given one does."""
+    def wrap(self, loader: Callable[..., None], parameter: str) -> Callable[..., None]:
+        """A `weight_loader` for the parameter of that name: does what the given one does, and records."""
+        kind = kind_of(parameter)
 
         def load(param, loaded_weight: torch.Tensor, weight_name: str, shard_id: str, expert_id: int) -> None:
-            kind = SCALE if "scale" in weight_name else WEIGHT
             with self._lock:
                 self._before()
-                self._delivered.add((expert_id, shard_id, kind))
             loader(param, loaded_weight, weight_name, shard_id=shard_id, expert_id=expert_id)
+            with self._lock:
+                self._delivered.add((expert_id, shard_id, kind))
 
         return load
 
+    def forget(self) -> None:
+        """Count from nothing again, because what was delivered is lost."""
+        with self._lock:
+            self._delivered.clear()
+
     @property
     def is_empty(self) -> bool:
-        """True when no tensor came through the loader (dummy weights, sharded state, a remote instance)."""
+        """True when no tensor came through the loader (dummy weights, parameters that are written directly)."""
         return not self._delivered
 
     def missing(self, experts: Iterable[int]) -> list[str]:
@@ -51,6 +78,6 @@ class ShardLedger:
             f"experts.{expert}.{shard}.{kind}"
             for expert in experts
             for shard in SHARDS
-            for kind in (WEIGHT, SCALE)
+            for kind in self._kinds
             if (expert, shard, kind) not in self._delivered
         ]

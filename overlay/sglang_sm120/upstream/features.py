@@ -46,3 +46,10 @@ def default_reads_fp4_only() -> bool:
 def numbers_experts_per_layer() -> bool:
     """Whether the dispatcher asks each layer's method which expert ids it wants (SGLang 0.5.23 and later)."""
     return contracts.find(f"{_MOE}.token_dispatcher.standard", "_keeps_global_expert_ids") is not None
+
+
+@cache
+def has_weight_sessions() -> bool:
+    """Whether updates by tensor or broadcast have a begin and an end (SGLang 0.5.21 and later)."""
+    updater = "sglang.srt.model_executor.model_runner_components.weight_updater"
+    return contracts.find(updater, "WeightUpdater.begin_weight_update") is not None

@@ -84,22 +84,30 @@ def layer_runner(prefix: str) -> str:
     """
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
 
-    asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
+    asked = published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
     if asked == STAND_IN and not features.takes_runner_names():
         return RUNNER
     return asked or get_moe_runner_backend().value
 
 
-def _published(field: str) -> Any:
-    """A flag of the configuration that this process runs with."""
-    try:
-        from sglang.srt.runtime_context import get_spec
-    except ImportError:
-        return getattr(_published_args(), field)
-    return getattr(get_spec(), field)
+# The groups in which SGLang 0.5.17 and later publish a flag; a group's value can differ within a scope, as the load
+# format does while the draft is loaded.
+_GROUPS = {
+    "load_format": "get_model",
+    "speculative_moe_runner_backend": "get_spec",
+    "speculative_draft_load_format": "get_spec",
+}
 
 
-def _published_args() -> Any:
+def published(field: str) -> Any:
+    """A flag as this process runs with it at this moment; None where the release does not have the flag."""
+    from sglang.srt import runtime_context
+
+    group = getattr(runtime_context, _GROUPS.get(field, ""), None)
+    return resolved(_server_args(), field) if group is None else getattr(group(), field)
+
+
+def _server_args() -> Any:
     """The flags that this process runs with, where SGLang keeps them in one object."""
     try:
         from sglang.srt.runtime_context import get_server_args
@@ -123,20 +131,41 @@ def register_runner_name(name: str) -> None:
         add_moe_runner_backend_choices([name])
 
 
-def loads_dummy_weights() -> bool:
-    """Whether --load-format dummy leaves the packed bytes unset."""
-    return str(_published_args().load_format) == "dummy"
+def loads_dummy_weights(prefix: str) -> bool:
+    """Whether the load format of a layer's model leaves packed bytes unset; the draft may have one of its own."""
+    of_draft = published("speculative_draft_load_format") if is_draft_prefix(prefix) else None
+    found = of_draft or published("load_format")
+    return getattr(found, "value", found) == "dummy"
+
+
+def captures_graphs() -> bool:
+    """Whether SGLang may capture CUDA graphs of a forward."""
+    return not published("disable_cuda_graph")
+
+
+def releases_weights() -> bool:
+    """Whether the bytes of weights may be given back and come again with any content."""
+    return bool(published("enable_memory_saver"))
+
+
+def experts_may_change() -> bool:
+    """Whether a rank may get scales that it did not load, without a weight update that is prepared as a whole.
+
+    EPLB copies experts between ranks. Where weights were released and arrive in several requests, and the release has
+    no begin and end of an update, a layer is prepared while some of its experts are still anything.
+    """
+    moved = published("enable_eplb") or published("ep_num_redundant_experts")
+    return bool(moved) or (releases_weights() and not features.has_weight_sessions())
 
 
 def most_tokens_of_a_forward() -> int | None:
     """Tokens that a forward of this process has at most; None where the flags set no limit."""
-    args = _published_args()
-    prefill, running = resolved(args, "chunked_prefill_size"), resolved(args, "max_running_requests")
+    prefill, running = published("chunked_prefill_size"), published("max_running_requests")
     if not prefill or prefill < 0 or not running:
         return None
-    drafted = resolved(args, "speculative_num_draft_tokens") or 1
+    drafted = published("speculative_num_draft_tokens") or 1
     # Chunks may be mixed with decoding, and under DP attention a layer sees the tokens of all ranks.
-    return int((prefill + running * drafted) * (resolved(args, "dp_size") or 1))
+    return int((prefill + running * drafted) * (published("dp_size") or 1))
 
 
 def resolve(server_args: Any) -> None:

@@ -108,12 +108,24 @@ def restore(w: PreparedWeights) -> tuple[torch.Tensor, ...]:
 def _prepared_mxfp4(
     w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor, **more
 ) -> PreparedWeights:
-    wide = _outside_narrow(s13) | _outside_narrow(s2)
+    wide = scales_are_wide(s13, s2)
     with torch.no_grad():
         repack(w13, s13, MXFP4, gated=True, forward=True)
         repack(w2, s2, MXFP4, gated=False, forward=True)
     experts, hidden = w2.shape[:2]
-    return PreparedWeights(w13, s13, w2, s2, experts, hidden, 2 * w2.shape[2], wide_scales=bool(wide), **more)
+    return PreparedWeights(w13, s13, w2, s2, experts, hidden, 2 * w2.shape[2], wide_scales=wide, **more)
+
+
+def scales_are_wide(w13_scale: torch.Tensor, w2_scale: torch.Tensor) -> bool:
+    """Whether weights with these MXFP4 scale bytes (uint8, any shape and layout) are `wide_scales`. Synchronises."""
+    return bool(_outside_narrow(w13_scale) | _outside_narrow(w2_scale))
+
+
+def is_mxfp4_cast(
+    w13_scale: torch.Tensor, w13_global: torch.Tensor, w2_scale: torch.Tensor, w2_global: torch.Tensor
+) -> bool:
+    """Whether `prepare_nvfp4` would prepare weights with these scales and globals as MXFP4. Synchronises."""
+    return nvfp4.is_cast((w13_scale.view(torch.uint8), w2_scale.view(torch.uint8)), (w13_global, w2_global))
 
 
 def _outside_narrow(scale: torch.Tensor) -> torch.Tensor:

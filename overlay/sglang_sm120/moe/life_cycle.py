@@ -1,0 +1,227 @@
+"""The life of a layer's expert weights, whatever their format: filled, prepared, run, restored, written again.
+
+Parameters hold the checkpoint's layout from their creation until `prepare`, and again from `restore` on; in between
+they hold the kernel's. SGLang's loader may write at any time: the first tensor that arrives restores. The addresses
+never change, so that captured CUDA graphs run on what was written last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from sglang_sm120.moe import decisions
+from sglang_sm120.moe.layout_state import Layout, LayoutState
+from sglang_sm120.moe.ledger import ShardLedger
+from sglang_sm120.settings import RUNNER
+from sglang_sm120.upstream import built_layers, server_flags
+
+
+class ExpertFormat(Protocol):
+    """What the life cycle asks of a format.
+
+    Attributes:
+        name: for messages.
+        kinds: what the checkpoint has of each shard of an expert (`ledger.KINDS`).
+        parameters: names of the layer's parameters that the kernel reads.
+        range: the scales of the fast variant, in words.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    parameters: tuple[str, ...]
+    range: str
+
+    def fill_dummy(self, layer: torch.nn.Module) -> None:
+        """Give parameters in the checkpoint's layout values that keep activations small."""
+
+    def unfilled(self, layer: torch.nn.Module) -> str | None:
+        """The first parameter and local expert with values that no checkpoint has; None where all were loaded."""
+
+    def is_wide(self, layer: torch.nn.Module) -> bool:
+        """Whether a scale is outside the range of the fast variant."""
+
+    def prepare(self, layer: torch.nn.Module, wide: bool) -> Any:
+        """Repack in place, for the variant given; what the kernel takes."""
+
+    def restore(self, weights: Any) -> None:
+        """The inverse of `prepare`, in place."""
+
+
+class ExpertWeights:
+    """The expert weights of one layer.
+
+    Args:
+        prefix: module name of the layer, for messages.
+        form: the format's part.
+        layer: holds the parameters; they must be registered before the first call.
+
+    Attributes:
+        form: the format's part.
+        ledger: what SGLang's loader delivered.
+        prepared: what the kernel takes; None unless the parameters are in the kernel's layout.
+    """
+
+    def __init__(self, prefix: str, form: ExpertFormat, layer: torch.nn.Module) -> None:
+        self.prefix = prefix
+        self.prepared: Any = None
+        self.ledger = ShardLedger(before=self.restore, kinds=form.kinds)
+        self.form = form
+        self._layer = layer
+        self._parameters = layer._parameters  # a module's attribute lookup would cost a forward more than the check
+        self._state = LayoutState()
+        self._addresses: tuple[tuple[str, int], ...] = ()
+        self._was_prepared = self._began_as_dummy = False
+        self._frozen: bool | None = None  # the variant that CUDA graphs may have been captured with
+        layer.register_state_dict_pre_hook(self._refuse_state_dict)
+
+    @property
+    def layout(self) -> Layout:
+        """What the bytes of the parameters mean now."""
+        return self._state.layout
+
+    def prepare(self) -> bool:
+        """Check what was written and repack it in place; False where the parameters are in the kernel's layout already.
+
+        Everything that can be refused is refused before a byte moves.
+
+        Raises:
+            ValueError: a tensor never arrived, or CUDA graphs were captured for other scales.
+        """
+        if self.layout is Layout.PREPARED:
+            return False
+        if self.layout is Layout.BROKEN:
+            self._require_all_rewritten()
+        self._fill_or_check()
+        wide = self._variant()
+        with self._repacking(Layout.PREPARED):
+            self.prepared = self.form.prepare(self._layer, wide)
+        self._addresses = tuple((name, self._parameters[name].data_ptr()) for name in self.form.parameters)
+        self._was_prepared = True
+        return True
+
+    def restore(self) -> None:
+        """Back to the checkpoint's layout, in place, because tensors are about to be written; twice is as good as once.
+
+        Raises:
+            RuntimeError: the parameters are not the memory that was prepared.
+        """
+        if self.layout is not Layout.PREPARED:
+            return
+        weights = self.present()
+        self.prepared = None
+        with self._repacking(Layout.CHECKPOINT):
+            self.form.restore(weights)
+
+    def present(self) -> Any:
+        """What was prepared, as long as it is the layer's memory; the price of a forward is four comparisons.
+
+        Raises:
+            RuntimeError: the parameters are not in the kernel's layout, or were moved since.
+        """
+        if self.prepared is None:
+            raise RuntimeError(f"{self.prefix}: {self._why_not_prepared()}")
+        held = self._parameters
+        for name, address in self._addresses:
+            if held[name].data_ptr() != address:
+                raise RuntimeError(
+                    f"{self.prefix}: {name} was moved after {RUNNER} had prepared it; leave out CPU offloading and "
+                    "weight replication for this layer, or give it another MoE runner"
+                )
+        return self.prepared
+
+    def note_forward(self) -> None:
+        """A forward begins: from now on CUDA graphs may hold the variant of the kernel."""
+        if server_flags.captures_graphs():
+            self._frozen = self.prepared.wide_scales
+
+    @contextmanager
+    def _repacking(self, to: Layout) -> Iterator[None]:
+        """Every byte moves inside; where that fails, what was delivered is lost."""
+        try:
+            with self._state.changing(to):
+                yield
+        finally:
+            if self.layout is Layout.BROKEN:
+                self.ledger.forget()
+
+    def _why_not_prepared(self) -> str:
+        if self.layout is Layout.BROKEN:
+            return self._broken()
+        return (
+            "used before process_weights_after_loading; a weight update of this layer has begun and not ended, or was "
+            "refused"
+        )
+
+    def _broken(self) -> str:
+        return (
+            f"the expert weights are in no known layout, because repacking them ended in {self._state.cause}; load "
+            "the whole checkpoint again (update_weights_from_disk), or restart the server"
+        )
+
+    def _require_all_rewritten(self) -> None:
+        missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+        if missing:
+            raise ValueError(f"{self.prefix}: {self._broken()}. Not loaded since: {_some(missing)}")
+        self._state.rewritten()
+
+    def _fill_or_check(self) -> None:
+        if not self._was_prepared and self.ledger.is_empty and server_flags.loads_dummy_weights(self.prefix):
+            self.form.fill_dummy(self._layer)
+            self._began_as_dummy = True
+            return
+        # Dummy values stand in for what an update leaves out.
+        if not self.ledger.is_empty and not self._began_as_dummy:
+            missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+            if missing:
+                raise ValueError(
+                    f"{self.prefix}: the checkpoint did not deliver {_some(missing)}; is it complete, and are its "
+                    f"experts {self.form.name}?"
+                )
+        unfilled = self.form.unfilled(self._layer)
+        if unfilled is not None and not (self._was_prepared and server_flags.releases_weights()):
+            raise ValueError(f"{self.prefix}: {unfilled} has values that were never loaded or are NaN")
+
+    def _variant(self) -> bool:
+        """Whether the kernel must be exact at the ends of the range; its wide variant is right for all scales.
+
+        CUDA graphs keep the variant that they were captured with. So the wide one is taken where graphs are captured
+        before the scales are known.
+        """
+        wide = self.form.is_wide(self._layer)
+        if wide and self._frozen is False:
+            raise ValueError(
+                f"{self.prefix}: the new weights have scales outside {self.form.range}, and CUDA graphs were captured "
+                "with the kernel for scales inside; the old weights are gone and the new ones were not prepared. Load "
+                "weights with scales inside that range (the former checkpoint's are), or restart the server on the "
+                "new checkpoint, or with --load-format dummy or --disable-cuda-graph to take any weights"
+            )
+        unknown = (self._began_as_dummy and not self._was_prepared) or server_flags.experts_may_change()
+        chosen = wide or unknown or bool(self._frozen)
+        if wide:
+            decisions.once(
+                ("wide", self.prefix),
+                f"{RUNNER} takes its wide-range kernel for {self.prefix}: scales are outside {self.form.range}",
+            )
+        elif unknown:
+            decisions.once(
+                ("wide", "unknown"),
+                f"{RUNNER} takes its wide-range kernel: CUDA graphs are captured before the experts' scales are known",
+            )
+        return chosen
+
+    def _refuse_state_dict(self, *_hook: Any) -> None:
+        """save_sharded_model and save_remote_model would write the kernel's layout under the checkpoint's names."""
+        if self.layout is not Layout.CHECKPOINT:
+            raise RuntimeError(
+                f"{self.prefix}: the expert weights are in {self.layout.value}, which no other server can read; "
+                f"save_sharded_model and save_remote_model need another MoE runner than {RUNNER}"
+            )
+
+
+def _some(missing: list[str]) -> str:
+    """The first three, and how many there are besides."""
+    return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
