@@ -1,11 +1,11 @@
-"""The part of the matrix that fits into a test run, the rules its expectations keep, and the document made of them.
+"""The part of the matrix that fits into a test run, and the rules its expectations keep.
 
 All of it: `scripts/compat/matrix.py`.
 """
 
 import pytest
 
-from scripts.compat import document, expected, rows, run
+from scripts.compat import expected, rows, run
 
 TABLE = expected.load()
 _SMOKE = [(release, "sm120") for release in rows.SMOKE_RELEASES] + [("0.5.23", "sm121")]
@@ -84,7 +84,3 @@ def test_a_wrong_expectation_is_reported():
     (problem,) = expected.problems([cell], TABLE)
     for part in ("0.5.23", "sm120", "stock", row.id, "stops: no"):
         assert part in problem
-
-
-def test_the_document_is_current():
-    assert document.check(TABLE) == 0

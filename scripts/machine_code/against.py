@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Whether the kernels of another checkout become the same PTX, tile by tile, for sm_120a and sm_90a; no GPU.
 
-    sm120_against.py DIR                   the tiles that both have
-    sm120_against.py DIR --triton 3.6.0    with this release instead of the installed one (see sm120_report.py)
+    against.py DIR                   the tiles that both have
+    against.py DIR --triton 3.6.0    with this release instead of the installed one (see report.py)
 
 Names of files, lines and labels of debug information do not count. Exit status 1 if a tile differs or the trees have none in common.
 """
