@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, runners, stock
+from sglang_sm120.moe import decisions, known_kernels, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
@@ -174,11 +174,11 @@ def _check(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = server_flags.resolving(server_args)
     if view.device != "cuda" or server_flags.target_kind(server_args) != "hybrid-nvfp4":
         return
-    reason = runners.NVFP4_REFUSED.get(view.moe_runner_backend)
+    reason = known_kernels.why_not("nvfp4", view.moe_runner_backend)
     if reason is not None:
         raise SystemExit(
             f"sglang-sm120: {runners.TARGET_FLAG} was resolved to {view.moe_runner_backend} after {NAME} had chosen: "
-            f"{reason}. Pass {runners.TARGET_FLAG} {runners.NVFP4_WORKING[0]}"
+            f"{reason}. Pass {runners.TARGET_FLAG} {known_kernels.offered('nvfp4')[0]}"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120.moe import decisions, runners, stock
+from sglang_sm120.moe import decisions, known_kernels, runners, stock
 from sglang_sm120.moe.choose import mxfp4_method
 from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
 from sglang_sm120.patching import on_import, replace, still_reached
@@ -55,12 +55,13 @@ def _target_runs(prefix: str) -> bool:
     first (`run_server(args)` without `load_plugins()`) gets here.
     """
     runner = server_flags.layer_runner(prefix)
-    reason = runners.NVFP4_REFUSED.get(runner)
+    reason = known_kernels.why_not("nvfp4", runner)
     if reason is None:
         return True
+    works = " or ".join(known_kernels.offered("nvfp4"))
     raise SystemExit(
-        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {runners.TARGET_FLAG} "
-        f"{' or '.join(runners.NVFP4_WORKING)}; if deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
+        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {runners.TARGET_FLAG} {works}; if "
+        "deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
         "that starts SGLang itself must call sglang.srt.plugins.load_plugins() before it resolves its arguments"
     )
 

@@ -35,7 +35,7 @@ def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str,
         from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
 
         runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
-    role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+    role = server_flags.role(prefix)
     known = decisions.decision(role)
     reason = known.reason if known and known.runner == runner else reason
     decisions.decide("dispatch", Decision(role, runner, patch, reason))

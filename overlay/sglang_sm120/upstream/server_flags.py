@@ -7,11 +7,12 @@ Imports are inside the functions: a launcher must not import model code before S
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import features
 
+Role = Literal["target", "draft"]
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 
 # Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
@@ -74,6 +75,11 @@ def _dequantizes_fp4() -> bool:
 def is_draft_prefix(prefix: str) -> bool:
     """Whether a module name belongs to a draft: NextN is `model.decoder.*`, DSpark is `stages.*`."""
     return prefix.startswith(DRAFT_PREFIXES)
+
+
+def role(prefix: str) -> Role:
+    """Whose layer a module name is."""
+    return "draft" if is_draft_prefix(prefix) else "target"
 
 
 def layer_runner(prefix: str) -> str:

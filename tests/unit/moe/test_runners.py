@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_sm120.moe import runners
+from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.runners import RouteError, route_draft, route_target
 from sglang_sm120.settings import RUNNER
@@ -59,7 +59,7 @@ def test_draft(launch, runner):
     assert route_draft(launch).runner == runner
 
 
-@pytest.mark.parametrize("runner", sorted(runners.NVFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("nvfp4")))
 def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
     with pytest.raises(RouteError) as caught:
         route_target(replace(HYBRID, target_runner=runner))
@@ -69,7 +69,7 @@ def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
 
 
 @pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
-@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("mxfp4")))
 def test_a_refused_draft_names_its_own_flag(kind, runner):
     with pytest.raises(RouteError) as caught:
         route_draft(replace(HYBRID, kind=kind, draft_runner=runner))
@@ -83,7 +83,7 @@ def test_a_refused_default_names_the_variable():
         route_draft(replace(HYBRID, moe_intermediate_size=2304, tp=8, draft_default="flashinfer_mxfp4"))
 
 
-@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("mxfp4")))
 def test_native_experts_are_never_read_as_another_format(runner):
     with pytest.raises(RouteError, match=f"--moe-runner-backend {runner}"):
         route_target(replace(NATIVE, target_runner=runner))
@@ -125,7 +125,7 @@ def test_a_draft_runner_that_dspark_would_ignore():
 
 def test_no_route_is_refused_afterwards():
     """What the gate chooses must pass the checks of the dispatch."""
-    assert not set(runners.NVFP4_WORKING) & set(runners.NVFP4_REFUSED)
-    assert not set(runners.MXFP4_WORKING) & set(runners.MXFP4_REFUSED)
+    assert not set(known_kernels.offered("nvfp4")) & set(known_kernels.refused("nvfp4"))
+    assert not set(known_kernels.offered("mxfp4")) & set(known_kernels.refused("mxfp4"))
     for tp, ep in ((1, 1), (2, 1), (4, 2), (4, 4)):
-        assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in runners.NVFP4_WORKING
+        assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in known_kernels.offered("nvfp4")

@@ -23,12 +23,11 @@ from typing import Any
 
 from sglang_sm120 import files, settings
 from sglang_sm120.commands.plan import flag_values, ineffective_settings, layer_faults, one_rank, simulate
-from sglang_sm120.moe import decisions
+from sglang_sm120.moe import decisions, known_kernels
 from sglang_sm120.patching import records
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import server_flags, shadowed
 
-OUR_METHOD = "Sm120Mxfp4MoEMethod"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -161,20 +160,16 @@ def _build(
                     "runner": one_rank.runner_of(layer),
                     "packed": bool(packed),
                     "faults": layer_faults.of(layer),
-                    "decided": decisions.DECISIONS.get(("dispatch", _role(prefix))),
+                    "decided": decisions.DECISIONS.get(("dispatch", server_flags.role(prefix))),
                 }
             )
     return built
 
 
-def _role(prefix: str) -> str:
-    return "draft" if server_flags.is_draft_prefix(prefix) else "target"
-
-
 def _part(role: str, built: dict[str, Any], runner: str) -> dict[str, Any]:
     """What the document says of a layer; a method that is not the one decided on is a fault."""
     known = built.pop("decided") or decisions.DECISIONS.get(("resolution", role))
-    decided, ours = known.runner if known else None, built["method"] == OUR_METHOD
+    decided, ours = known.runner if known else None, built["method"] == known_kernels.METHOD
     if decided is not None and (decided == RUNNER) != ours:
         built["faults"].append(
             f"{known.changed_by if known else 'the overlay'} decided on {decided}, and SGLang built {built['method']}: "

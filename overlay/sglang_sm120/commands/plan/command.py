@@ -167,7 +167,7 @@ def _remedy(role: str, document: dict[str, Any]) -> str:
     patch, flag = _SWITCH[role]
     states = {p["name"]: p for p in document["patches"]}
     hybrid = (document.get("checkpoint") or {}).get("kind") == "hybrid-nvfp4"
-    works = runners.NVFP4_WORKING if hybrid else runners.MXFP4_WORKING[:2]
+    works = known_kernels.offered("nvfp4") if hybrid else known_kernels.offered("mxfp4")[:2]
     # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
     no_flag = role == "draft" and hybrid
     otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"

@@ -9,6 +9,7 @@ import importlib
 import inspect
 from typing import Any
 
+from sglang_sm120.moe import known_kernels
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import contracts, server_flags
 
@@ -89,7 +90,7 @@ def speculative_context() -> Any:
 
 def runner_of(layer: Any) -> str | None:
     """The runner that a built FusedMoE reports; `sm120_triton` for our method, which runs its kernel directly."""
-    if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
+    if type(layer.quant_method).__name__ == known_kernels.METHOD:
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
 
