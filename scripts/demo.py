@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny_checkpoint
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan import command as plan
+from sglang_sm120.upstream import server_flags
 
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+EAGLE = server_flags.eagle()
 DEFAULT_FLAGS = ["--tp", "2", *EAGLE]
 RANKS = {
     "TP 2, rank 0": ["--tp", "2", "--rank", "0", "--update"],

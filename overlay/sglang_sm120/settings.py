@@ -13,7 +13,7 @@ from dataclasses import dataclass
 RUNNER = "sm120_triton"
 DRAFT_RUNNERS = ("auto", RUNNER, "flashinfer_mxfp4", "marlin")
 ACTIVATIONS = ("bf16", "mxfp8")
-ARCHITECTURES = ("sm120", "sm121")
+SM12X = ("sm120", "sm121")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ ACCEPT_DRIFT = Variable(
 ASSUME = Variable(
     "SGLANG_SM120_ASSUME",
     "",
-    ARCHITECTURES,
+    SM12X,
     "treat the present GPU as that architecture when routing MoE layers (for testing)",
 )
 VARIABLES = (OFF, DISABLE, DRAFT_MOE, ACTIVATION, ACCEPT_DRIFT, ASSUME)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sglang_sm120.settings import DRAFT_MOE, RUNNER
-from sglang_sm120.upstream import releases
+from sglang_sm120.commands.plan.simulate import SIMULATED
+from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG
+from sglang_sm120.settings import DRAFT_MOE, RUNNER, SM12X
+from sglang_sm120.upstream import releases, server_flags
 
 TP2 = ("--tp", "2")
-EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1")
-EAGLE += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2")
+EAGLE = tuple(server_flags.eagle())
 DSPARK = ("--speculative-algorithm", "DSPARK")
 DRAFTS = {"none": (), "EAGLE": EAGLE, "DSPARK": DSPARK}
-TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 
-SM12X = ("sm120", "sm121")
-OTHERS = ("sm100", "sm90")
+OTHERS = tuple(arch for arch in SIMULATED if arch not in SM12X)
 _HAS_DSPARK = releases.span("0.5.16")
 _TAKES_NAMES = releases.span("0.5.19")
 _ALL = releases.PROVEN

@@ -72,7 +72,7 @@ def fork(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=plan.ARCHITECTURES, required=True)
+    parser.add_argument("--arch", choices=simulate.SIMULATED, required=True)
     arch = parser.parse_args().arch
     answers_to = os.dup(1)
     os.dup2(2, 1)  # whatever SGLang prints must not mix with the answers

@@ -5,13 +5,12 @@ import json
 import pytest
 
 from sglang_sm120.checkpoint import headers_only
-from sglang_sm120.upstream import releases
+from sglang_sm120.upstream import releases, server_flags
 
 NEWEST = releases.PROVEN[-1]
 # Flags take effect differently: one function, registered providers, hooks of the resolution.
 ERAS = ["0.5.14", "0.5.19", NEWEST]
-FLAGS = ["--tp", "2", "--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-FLAGS += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+FLAGS = ["--tp", "2", *server_flags.eagle()]
 QUANT, CLASS = "sglang.srt.layers.quantization.modelopt_quant", "HybridFp8NvFp4Config"
 TARGET = f"{QUANT}.{CLASS}.get_quant_method"
 

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sglang_sm120.upstream import server_flags
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parent.parent / "scripts"
 COMMAND = Path(sys.executable).with_name("sglang-sm120")
 
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+EAGLE = server_flags.eagle()
 
 # Before any test: SGLang, once one imports it, sets where eight libraries keep compiled kernels.
 AT_START = dict(os.environ)

@@ -3,6 +3,8 @@
 import pytest
 from helpers import EAGLE
 
+from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG
+
 pytestmark = pytest.mark.sglang
 
 TP2 = ["--tp", "2"]
@@ -14,7 +16,6 @@ DRAFT = (OURS, RUNNER, "mxfp4_nextn")
 STOCK = (NVFP4, "flashinfer_trtllm_routed", None)
 STOCK_DRAFT = (TRTLLM, "flashinfer_mxfp4", None)
 MARLIN_DRAFT = ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")
-TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 VARIABLE = "SGLANG_SM120_DRAFT_MOE"
 # On the release of the environment; docs/COMPAT.md has the others.
 STATES = {

@@ -21,6 +21,12 @@ DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 STAND_IN = "triton"
 
 
+def eagle(steps: int = 1) -> list[str]:
+    """Flags of speculation with an EAGLE draft that proposes a chain of `steps` tokens."""
+    chain = ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
+    return ["--speculative-algorithm", "EAGLE", *chain, "--speculative-num-draft-tokens", str(steps + 1)]
+
+
 def flag_name(runner: str) -> str:
     """The name that stands for a runner in SGLang's flags."""
     return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sglang_sm120 import gpu
+from sglang_sm120.checkpoint.memory import GIB
 from sglang_sm120.kernels.sm120.tile_tables import Machine
 
-GIB = 2**30
 CORES_AN_SM = 128  # of compute capability 8.6 and later
 
 

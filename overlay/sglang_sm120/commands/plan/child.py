@@ -59,7 +59,7 @@ def _steps(request: dict[str, Any], answer: dict[str, Any]) -> None:
     shape = _shape(server_flags.model_config(server_args))
     flag_values.require_shares(flags, shape["num_experts"], shape["intermediate_size"])
     answer["errors"] += ineffective_settings.faults(given, server_args)
-    if request["arch"] in settings.ARCHITECTURES:
+    if request["arch"] in settings.SM12X:
         kind = server_flags.expert_kind(server_flags.model_config(server_args))
         answer["warnings"] += ineffective_settings.warnings(given, server_args, request["arch"], kind)
     answer["target"] = _target(server_args, answer)

@@ -19,11 +19,11 @@ from typing import Any
 from sglang_sm120 import __version__, gpu, settings
 from sglang_sm120.checkpoint import inspection, memory
 from sglang_sm120.checkpoint.inspection import CheckpointError
+from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.moe import known_kernels, runners
 from sglang_sm120.upstream import releases
 
 SCHEMA = 1
-ARCHITECTURES = ("sm120", "sm121", "sm100", "sm90")
 TIMEOUT_S = 300
 _SWITCH = {"target": ("deepseek_v4_gate", runners.TARGET_FLAG), "draft": ("mxfp4_nextn", runners.DRAFT_FLAG)}
 
@@ -44,7 +44,7 @@ def make(
         The document of the interface contract (`schema` 1). A launch that would fail has non-empty `errors`.
     """
     present = gpu.detect()
-    arch = arch or (present.arch if present and present.arch in ARCHITECTURES else "sm120")
+    arch = arch or (present.arch if present and present.arch in SIMULATED else "sm120")
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "sglang": releases.installed(),

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_sm120.moe.stock import LIMIT
-
-_EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-_EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+from sglang_sm120.upstream import server_flags
 
 
 def _clamp_that_reaches_flashinfer() -> list[float] | None:
@@ -68,7 +66,9 @@ def main() -> int:
     simulate.install(request["arch"], memory_gib=96)
     with tempfile.TemporaryDirectory() as directory:
         model = headers_only.write(Path(directory), "hybrid-nvfp4", "nextn")
-        answer = plan_child.decide(request | {"model": str(model), "flags": ["--tp", "2", *_EAGLE], "memory_gib": 96})
+        answer = plan_child.decide(
+            request | {"model": str(model), "flags": ["--tp", "2", *server_flags.eagle()], "memory_gib": 96}
+        )
     seen = {role: answer[role] for role in ("target", "draft")}
     try:
         seen["clamp"] = _clamp_that_reaches_flashinfer()

@@ -22,17 +22,18 @@ from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from sglang_sm120.checkpoint.memory import GIB
 from sglang_sm120.gpu import capability_of
 
 # name, multiprocessors: NVIDIA's product pages; only messages and scheduling defaults look at them
 PRODUCTS = {
-    "sm90": ("NVIDIA H200", 132),
-    "sm100": ("NVIDIA B200", 148),
     "sm120": ("NVIDIA RTX PRO 6000 Blackwell", 188),
     "sm121": ("NVIDIA GB10", 48),
+    "sm100": ("NVIDIA B200", 148),
+    "sm90": ("NVIDIA H200", 132),
 }
+SIMULATED = tuple(PRODUCTS)
 DEVICES = 16  # enough for the largest single host
-GIB = 2**30
 _NEED_DRIVER = ("sgl_kernel", "flash_mla", "deep_gemm")
 
 
