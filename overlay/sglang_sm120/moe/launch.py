@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_sm120.checkpoint.shares import expert_width
 from sglang_sm120.upstream import features, server_flags
 
 CUTLASS_MULTIPLE = 128  # of hidden and per-rank intermediate size, in SGLang's FlashInfer CUTLASS MXFP4 method
@@ -17,7 +18,7 @@ class Launch:
     Attributes:
         kind: `hybrid-nvfp4`, `mxfp4` or another kind, as SGLang's model configuration has it.
         hidden_size, moe_intermediate_size: of a routed expert, unsharded.
-        tp, ep: tensor-parallel and expert-parallel sizes; a rank holds `moe_intermediate_size / (tp / ep)` columns.
+        tp, ep, moe_dp: tensor-parallel, expert-parallel and MoE data-parallel sizes.
         target_runner, draft_runner, quantization: the flags as given; `auto` and None where they are not.
         speculative: EAGLE, DSPARK or None.
         draft_default: what SGLANG_SM120_DRAFT_MOE says.
@@ -35,6 +36,7 @@ class Launch:
     moe_intermediate_size: int
     tp: int = 1
     ep: int = 1
+    moe_dp: int = 1
     target_runner: str = "auto"
     draft_runner: str | None = None
     quantization: str | None = None
@@ -49,7 +51,8 @@ class Launch:
 
     @property
     def rank_intermediate_size(self) -> int:
-        return self.moe_intermediate_size // max(1, self.tp // self.ep)
+        """Columns of a routed expert that a rank holds."""
+        return expert_width(self.moe_intermediate_size, self.tp, self.ep, self.moe_dp)
 
     @property
     def fits_cutlass(self) -> bool:
@@ -67,6 +70,7 @@ def facts(server_args: Any, draft_default: str) -> Launch:
         moe_intermediate_size=text.moe_intermediate_size,
         tp=view.tp_size,
         ep=view.ep_size,
+        moe_dp=view.moe_dp_size,
         target_runner=view.moe_runner_backend,
         draft_runner=view.speculative_moe_runner_backend,
         quantization=view.quantization,

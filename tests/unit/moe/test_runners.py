@@ -31,6 +31,8 @@ PRO = Launch("mxfp4", 7168, 3072, tp=16)
         (V41, RUNNER),  # 576 columns a rank
         (replace(V41, tp=8), RUNNER),  # 288
         (replace(V41, tp=8, ep=8), None),  # whole experts: 2304 = 18 x 128
+        (replace(V41, moe_dp=2), None),  # 1152 = 9 x 128
+        (replace(V41, moe_dp=2, target_runner="flashinfer_mxfp4"), None),
         (replace(V41, all_to_all="deepep"), None),
         (PRO, RUNNER),  # 192
         (replace(PRO, tp=8), None),  # 384
