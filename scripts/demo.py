@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny_checkpoint
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan import command as plan
+from sglang_sm120.commands.plan import document
 from sglang_sm120.upstream import server_flags
 
 EAGLE = server_flags.eagle()
@@ -61,14 +62,13 @@ def gather(model: Path | None, flags: list[str], work: Path) -> dict[str, Any]:
     planned = model or checkpoint
     say(f"Resolving {planned} on SM120 and running the draft's experts on two kinds of rank (about a minute)")
     with ThreadPoolExecutor(2) as pool:
-        stock = pool.submit(plan.make, planned, flags, "sm120", 96, True)
-        ours = pool.submit(plan.make, planned, flags, "sm120")
+        stock, ours = (pool.submit(plan.make, planned, flags, "sm120", stock=s) for s in (True, False))
         layers = {name: pool.submit(layer, checkpoint, arguments) for name, arguments in RANKS.items()}
         return {
             "checkpoint": str(planned),
             "flags": flags,
-            "stock": stock.result(),
-            "overlay": ours.result(),
+            "stock": document.to_json(stock.result()),
+            "overlay": document.to_json(ours.result()),
             "layers": {name: future.result() for name, future in layers.items()},
         }
 

@@ -119,6 +119,8 @@ def _shapes() -> list[Row]:
         Row("mxfp4", "EAGLE", flags=("--tp", "16"), size="pro", env=whole),
         Row("mxfp4", "EAGLE", flags=("--tp", "16"), size="pro", draft_runner="flashinfer_mxfp4", env=whole),
         Row("hybrid-nvfp4", "EAGLE", flags=("--tp", "16"), size="pro", env=whole),
+        # Two copies of the experts, so that a rank has 384 columns of V4-Pro's and not 192.
+        Row("mxfp4", "EAGLE", flags=("--tp", "16", "--moe-dp-size", "2", "--attn-cp-size", "2"), size="pro", env=whole),
     ]
 
 

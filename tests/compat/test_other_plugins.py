@@ -188,14 +188,14 @@ def test_a_replaced_patch_stops_the_launch_when_flags_are_resolved(how, answers)
     answer = answers["replaces", how]
     (error,) = answer["errors"]
     assert_named(error)
-    assert answer["parallel"] is None  # nothing was resolved
+    assert answer["sizes"] is None  # nothing was resolved
 
 
 def test_a_patch_that_only_schedulers_see_replaced_stops_them_before_weights(answers):
     answer = answers["late", ""]
     (error,) = answer["errors"]
     assert_named(error)
-    assert answer["parallel"]["tp_size"] == 2
+    assert answer["sizes"]["tp_size"] == 2
     assert (answer["target"], answer["calls"]) == (None, 0)
 
 
