@@ -17,6 +17,8 @@ from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
 from sglang_sm120.upstream import contracts, releases, server_flags
 from sglang_sm120.upstream.contracts import Target
+from sglang_sm120.upstream.protocols import ResolvedFlags
+from sglang_sm120.upstream.server_flags import Role
 
 NAME = "deepseek_v4_gate"
 ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -111,7 +113,7 @@ def _draft_is_ours() -> bool:
     return state is not None and state.status == records.Status.APPLIED
 
 
-def _declare(field: str, role: str, patch: str, route: runners.Route) -> dict[str, str]:
+def _declare(field: str, role: Role, patch: str, route: runners.Route) -> dict[str, str]:
     decisions.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: server_flags.flag_name(route.runner)}
 
@@ -128,7 +130,7 @@ def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -
             )
 
 
-def _refuse_offloading(view: Any, ours: bool) -> None:
+def _refuse_offloading(view: ResolvedFlags, ours: bool) -> None:
     """CPU offloading moves a layer's parameters after they were prepared; say so before the weights load."""
     if ours and (getattr(view, "cpu_offload_gb", 0) or 0) > 0:
         raise SystemExit(
@@ -137,7 +139,7 @@ def _refuse_offloading(view: Any, ours: bool) -> None:
         )
 
 
-def _refuse_damaged(view: Any) -> None:
+def _refuse_damaged(view: ResolvedFlags) -> None:
     """Stop before SGLang reads experts in a format that they do not have."""
     directory = Path(view.model_path)
     if view.load_format == "dummy" or not directory.is_dir():
@@ -150,7 +152,7 @@ def _refuse_damaged(view: Any) -> None:
         raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
 
 
-def _refuse_unpatched_schedulers(view: Any, draft: runners.Route) -> None:
+def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:
     """Ray actors and the weight-cache daemon build models without loading plugins: the draft would be stock."""
     if draft.runner is None:
         return
@@ -162,7 +164,7 @@ def _refuse_unpatched_schedulers(view: Any, draft: runners.Route) -> None:
             )
 
 
-def _unpatched(view: Any) -> tuple[tuple[str, bool], ...]:
+def _unpatched(view: ResolvedFlags) -> tuple[tuple[str, bool], ...]:
     """The flags whose processes load no plugins, and whether they are used; the weight cache is new in 0.5.18."""
     cache = getattr(view, "weight_cache_mode", "off")
     return ("--use-ray", bool(view.use_ray)), ("--weight-cache-mode", cache != "off")

@@ -9,10 +9,13 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 RUNNER = "sm120_triton"
-DRAFT_RUNNERS = ("auto", RUNNER, "flashinfer_mxfp4", "marlin")
-ACTIVATIONS = ("bf16", "mxfp8")
+DraftRunner = Literal["auto", "sm120_triton", "flashinfer_mxfp4", "marlin"]
+Activation = Literal["bf16", "mxfp8"]
+DRAFT_RUNNERS: tuple[DraftRunner, ...] = get_args(DraftRunner)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 SM12X = ("sm120", "sm121")
 
 
@@ -68,8 +71,8 @@ class Settings:
 
     enabled: bool = True
     disabled: frozenset[str] = frozenset()
-    draft_runner: str = "auto"
-    activation: str = "bf16"
+    draft_runner: DraftRunner = "auto"
+    activation: Activation = "bf16"
     accept_drift: bool = False
     assume: str | None = None
     warnings: tuple[str, ...] = ()
@@ -117,8 +120,8 @@ def read(patch_names: Iterable[str], environment: Mapping[str, str] | None = Non
     return Settings(
         enabled=_choice(OFF, env) == "1",
         disabled=_names(DISABLE, env, tuple(patch_names)),
-        draft_runner=_choice(DRAFT_MOE, env),
-        activation=_choice(ACTIVATION, env),
+        draft_runner=cast(DraftRunner, _choice(DRAFT_MOE, env)),
+        activation=cast(Activation, _choice(ACTIVATION, env)),
         accept_drift=_choice(ACCEPT_DRIFT, env) == "1",
         assume=_choice(ASSUME, env) or None,
         warnings=_near_misses(env),

@@ -157,7 +157,7 @@ class _Server:
         try:
             request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                return response.read()
+                return bytes(response.read())
         except urllib.error.HTTPError as error:
             detail = error.read(200).decode(errors="replace").strip()
             raise _StatusError(error.code, f"{self.url}{path} answers {error.code}: {detail}") from error

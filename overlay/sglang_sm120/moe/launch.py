@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_sm120.checkpoint.inspection import Kind
 from sglang_sm120.checkpoint.shares import expert_width
 from sglang_sm120.upstream import features, server_flags
+from sglang_sm120.upstream.protocols import ResolvedFlags
 
 CUTLASS_MULTIPLE = 128  # of hidden and per-rank intermediate size, in SGLang's FlashInfer CUTLASS MXFP4 method
 
@@ -31,7 +33,7 @@ class Launch:
         default_reads_fp4_only: this SGLang's `auto` on SM120 is a runner for FP4 experts, whatever the experts are.
     """
 
-    kind: str
+    kind: Kind
     hidden_size: int
     moe_intermediate_size: int
     tp: int = 1
@@ -43,7 +45,7 @@ class Launch:
     speculative: str | None = None
     draft_default: str = "auto"
     all_to_all: str = "none"
-    draft_kind: str | None = None
+    draft_kind: Kind | None = None
     takes_names: bool = True
     cutlass_mxfp4: bool = True
     default_reads_fp4_only: bool = False
@@ -85,9 +87,9 @@ def facts(server_args: Any, draft_default: str) -> Launch:
     )
 
 
-def _draft_kind(server_args: Any, view: Any) -> str | None:
+def _draft_kind(server_args: Any, view: ResolvedFlags) -> Kind | None:
     """Format of the draft's experts where it is another checkpoint than the target's, which is the usual one."""
     path = view.speculative_draft_model_path
-    if not view.speculative_algorithm or path in (None, view.model_path):
+    if not view.speculative_algorithm or path is None or path == view.model_path:
         return None
     return server_flags.expert_kind(server_flags.model_config(server_args, draft_path=path))

@@ -7,10 +7,12 @@ Imports are inside the functions: a launcher must not import model code before S
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from sglang_sm120.checkpoint.inspection import Kind
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import features
+from sglang_sm120.upstream.protocols import ResolvedFlags
 
 Role = Literal["target", "draft"]
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
@@ -32,13 +34,13 @@ def flag_name(runner: str) -> str:
     return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner
 
 
-def resolving(server_args: Any) -> Any:
+def resolving(server_args: Any) -> ResolvedFlags:
     """Read view of the flags as resolved so far; below SGLang 0.5.19 the flags themselves are written step by step."""
     try:
         from sglang.srt.arg_groups.overrides import resolving_view
     except ImportError:
-        return server_args
-    return resolving_view(server_args)
+        return cast(ResolvedFlags, server_args)
+    return cast(ResolvedFlags, resolving_view(server_args))
 
 
 def resolving_model_config(server_args: Any) -> Any:
@@ -57,12 +59,12 @@ def quantization_block(server_args: Any) -> tuple[int, int] | None:
     return (int(block[0]), int(block[1])) if block else None
 
 
-def target_kind(server_args: Any) -> str:
+def target_kind(server_args: Any) -> Kind:
     """Format of the target's routed experts, from flags that are being resolved."""
     return expert_kind(resolving_model_config(server_args))
 
 
-def expert_kind(model_config: Any) -> str:
+def expert_kind(model_config: Any) -> Kind:
     """Format of the target's routed experts, as SGLang's model configuration has it."""
     if model_config.nvfp4_moe_meta is not None:
         return "hybrid-nvfp4"
@@ -99,7 +101,7 @@ def layer_runner(prefix: str) -> str:
     asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
     if asked == STAND_IN and not features.takes_runner_names():
         return RUNNER
-    return asked or get_moe_runner_backend().value
+    return str(asked or get_moe_runner_backend().value)
 
 
 def _published(field: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,7 +28,7 @@ def cards() -> dict[str, Any] | None:
 
 def _card(pynvml: Any, handle: Any) -> dict[str, Any]:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    questions = {
+    questions: dict[str, Callable[[], Any]] = {
         "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1),
         "pcie_generation": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
         "pcie_width": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),

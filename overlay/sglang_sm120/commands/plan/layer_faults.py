@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.known_kernels import FP8_METHOD, NVFP4_METHOD
 from sglang_sm120.patching import replace
 from sglang_sm120.upstream import features, server_flags
+from sglang_sm120.upstream.protocols import MoeLayer
 
 
-def of(layer: Any) -> list[str]:
+def of(layer: MoeLayer) -> list[str]:
     """Why a built FusedMoE would fail or compute something else than its checkpoint says, as far as it shows."""
     method, config = layer.quant_method, layer.moe_runner_config
     kind, runner = type(method).__name__, getattr(method, "runner", None)

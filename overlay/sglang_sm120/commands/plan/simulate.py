@@ -18,7 +18,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -86,7 +86,7 @@ def _fake_torch(arch: str, memory_gib: int) -> None:
         setattr(torch.cuda, function, _constant(answer))
     torch.version.cuda = torch.version.cuda or "13.0"
     # Below SGLang 0.5.20 the NVFP4 method asks for `.cuda()` while it makes its parameters.
-    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor  # type: ignore[method-assign]
 
 
 def _fake_nvml(arch: str) -> None:
@@ -107,7 +107,7 @@ def _fake_nvml(arch: str) -> None:
         setattr(pynvml, function, _constant(answer))
 
 
-def _constant(answer: Any):
+def _constant(answer: Any) -> Callable[..., Any]:
     return lambda *_args, **_kwargs: answer
 
 
