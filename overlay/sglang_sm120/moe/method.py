@@ -42,7 +42,7 @@ class Sm120Mxfp4MoEMethod(FusedMoEMethodBase):
         self.activation = activation
         self.weights: fp4_moe.PreparedWeights | None = None
         self.wide_scales: bool | None = None
-        self.role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+        self.role = server_flags.role(prefix)
         self.has_run = False
 
     def create_weights(
