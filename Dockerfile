@@ -21,7 +21,7 @@ COPY --from=build /wheels /wheels
 # doctor has no GPU to look at here; a plugin that SGLang would not find fails the build.
 RUN python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
     && sglang-sm120 doctor
-COPY scripts/serve_*.sh /opt/sglang-sm120/scripts/
+COPY scripts/recipes/*.sh /opt/sglang-sm120/scripts/recipes/
 WORKDIR /opt/sglang-sm120
 EXPOSE 30000
-CMD ["scripts/serve_target.sh", "--help"]
+CMD ["scripts/recipes/target.sh", "--help"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up if needed, then lint, type check, check the generated documents, and run the tests. Arguments go to pytest.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/env/environment.sh"
 ensure_environment
 cd "$root"
 export PATH="$PATH:$TOOLS"

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import faults
+from benchmarks.e2e import faults
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_checkpoint.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "checkpoints" / "make.py"
 DRAFT = "-dspark"  # behind a kind: with that draft instead of NextN's
+CAST = "-cast"  # behind a kind: NVFP4 as a lossless cast of MXFP4
 
 
 def path(models: Path, kind: str, seed: int) -> Path:
@@ -22,9 +23,9 @@ def path(models: Path, kind: str, seed: int) -> Path:
 
 
 def arguments(kind: str, seed: int) -> list[str]:
-    """Of `make_checkpoint.py`, beside the directory."""
-    draft = ["--draft", "dspark"] if kind.endswith(DRAFT) else []
-    return ["--kind", kind.removesuffix(DRAFT), *draft, "--seed", str(seed)]
+    """Of `checkpoints/make.py`, beside the directory."""
+    more = ["--draft", "dspark"] if kind.endswith(DRAFT) else ["--cast"] if kind.endswith(CAST) else []
+    return ["--kind", kind.removesuffix(DRAFT).removesuffix(CAST), *more, "--seed", str(seed)]
 
 
 def write(models: Path, kind: str, seed: int, shape: tuple[str, ...]) -> bool:
@@ -36,11 +37,11 @@ def write(models: Path, kind: str, seed: int, shape: tuple[str, ...]) -> bool:
         models: directory of all checkpoints.
         kind: as in `launches.Launch`; a damaged one is made of the good one, which must be there.
         seed: of the numbers.
-        shape: further arguments of `make_checkpoint.py`.
+        shape: further arguments of `checkpoints/make.py`.
 
     Raises:
         FileExistsError: something else has the name.
-        subprocess.CalledProcessError: `make_checkpoint.py` failed; its message is on standard error.
+        subprocess.CalledProcessError: `checkpoints/make.py` failed; its message is on standard error.
     """
     directory = path(models, kind, seed)
     with _alone(directory):

@@ -16,8 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import INPUT, OUTPUT, RANGE
-from pairs import PAIRS
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.e2e.bench import INPUT, OUTPUT, RANGE
+from benchmarks.e2e.pairs import PAIRS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks" / "receipts" / "e2e"
@@ -41,13 +43,13 @@ Servers with `benchmarks/e2e/target_plugin` on their PYTHONPATH have sm120_trito
 is the mean of the requests' own, one under "Servers against each other" is all tokens over all verifications; both
 are blank where a server does not speculate or the receipt is older than the figure.
 
-The checkpoints are random (`scripts/make_checkpoint.py`): real widths, few layers; all kinds hold the same numbers.
+The checkpoints are random (`scripts/checkpoints/make.py`): real widths, few layers; all kinds hold the same numbers.
 Their answers mean nothing, and their acceptance length says nothing of a real model's.
 
 To repeat a run where there is a GPU, SGLang and this package: `python benchmarks/e2e/run.py --out DIR`, with
-`--groups` and the names of `benchmarks/e2e/launches.py` for other servers (`load`, `kinds` and `two-gpus` need two
-GPUs), then `python benchmarks/e2e/receipt.py DIR benchmarks/receipts/e2e/NAME.json`. Two runs at a time take GPUs and
-ports of their own: `CUDA_VISIBLE_DEVICES=2,3 python benchmarks/e2e/run.py --port 26000 ...`.
+`--groups` and the names of `benchmarks/e2e/servers/launches.py` for other servers (`load`, `kinds` and `two-gpus` need
+two GPUs), then `python benchmarks/e2e/receipt.py DIR benchmarks/receipts/e2e/NAME.json`. Two runs at a time take GPUs
+and ports of their own: `CUDA_VISIBLE_DEVICES=2,3 python benchmarks/e2e/run.py --port 26000 ...`.
 """
 
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import asks
-from server import Server, group_of
+from benchmarks.e2e import client
+from benchmarks.e2e.servers.server import Server, group_of
 
 DAMAGES = ("corrupt", "missing")
 DRAFT_EXPERT = b"mtp.0.ffn.experts.1.w2.weight"
@@ -71,7 +71,7 @@ def kill_scheduler(server: Server, patience: float = 60.0) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
 
     def busy() -> None:
-        outcome.update(asks.load(server.url, 8, 64, new=256, timeout=patience))
+        outcome.update(client.load(server.url, 8, 64, new=256, timeout=patience))
 
     load = threading.Thread(target=busy)
     load.start()

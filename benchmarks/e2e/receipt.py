@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launches import COMMON
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.e2e.servers.launches import COMMON
 
 # What a log is read for, in the order in which SGLang writes it.
 _TELLING = re.compile(

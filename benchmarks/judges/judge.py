@@ -29,9 +29,9 @@ import triton
 
 from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from checkout import commit
+from benchmarks.reports.commit import commit
 
 LIMIT = 10.0
 SMALL = ((4, 96, 64, 2, 1), (4, 96, 64, 2, 7), (3, 160, 96, 2, 20))  # experts, hidden, intermediate, top_k, tokens

@@ -32,9 +32,9 @@ from contestants import CLAMP, CONTESTANTS, versions
 
 from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what benchmarks share
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from checkout import commit
+from benchmarks.reports.commit import commit
 
 TOLERANCE = {"ours mxfp8": 8e-2}  # relative L2; two e4m3 roundings cost about 5e-2
 DEFAULT_TOLERANCE = 1e-2  # bf16 intermediates; Marlin's own is 4.7e-3

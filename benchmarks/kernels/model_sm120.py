@@ -5,7 +5,7 @@ The model is `sglang_sm120.commands.selftest.speed_model`, which `sglang-sm120 s
 measures. Here it is laid out over the published shapes, with the instructions per weight of a report of the machine
 code:
 
-    scripts/sm120_report.py --json > report.json
+    scripts/machine_code/report.py --json > report.json
     PYTHONPATH=overlay python3 benchmarks/kernels/model_sm120.py report.json
 """
 
@@ -52,7 +52,7 @@ def rows_of(report: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """The rows of `sm120_report.py --json`. SystemExit says what the file is instead."""
+    """The rows of `report.py --json`. SystemExit says what the file is instead."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -60,19 +60,17 @@ def read_report(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise SystemExit(f"{path} is no JSON: {error}") from error
     try:
-        rows = schemas.check(document, "an output of sm120_report.py --json", REPORT_SCHEMA).get("rows")
+        rows = schemas.check(document, "an output of report.py --json", REPORT_SCHEMA).get("rows")
     except schemas.SchemaError as error:
         raise SystemExit(f"{path}: {error}") from error
     if not isinstance(rows, list) or not rows:
-        raise SystemExit(f"{path}: an output of sm120_report.py without rows")
+        raise SystemExit(f"{path}: an output of report.py without rows")
     return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "report", nargs="?", type=Path, help="output of sm120_report.py --json; default: the worst known"
-    )
+    parser.add_argument("report", nargs="?", type=Path, help="output of report.py --json; default: the worst known")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     out = rows_of(read_report(options.report) if options.report else None)

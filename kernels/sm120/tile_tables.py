@@ -9,7 +9,8 @@ Imports neither torch nor Triton, so that `doctor` can read them. The kernel rea
       {"experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tokens": 8, "routing": "uniform",
        "default_us": 80.2, "noise": 0.004}, …]}
 
-A tile is rows, tokens, stages, warps, steps a pass of its loop. An entry serves the token counts above half of its own
+A row may name its weights' `format`; without one they are MXFP4. A tile is rows, tokens, stages, warps, steps a pass of
+its loop. An entry serves the token counts above half of its own
 up to its own. `kept` are the token counts where no tiles were faster than the default ones by more than the noise.
 """
 
@@ -19,17 +20,40 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
 HOME = "SGLANG_SM120_HOME"
 ROUTINGS = ("uniform", "speculative")
-Tile = tuple[int, int, int, int, int]  # rows, tokens, stages, warps, unroll
-# One warp holds at most 64 x 8 or 32 x 16 sums without spilling registers (scripts/sm120_report.py).
+FORMATS = ("mxfp4", "nvfp4")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program of a product computes, and how.
+
+    Attributes:
+        rows: of the weights.
+        tokens: at most, of one expert.
+        stages: of its pipeline.
+        warps: that share the program.
+        superblocks: of 64 columns a step.
+        unroll: steps of one pass of its loop (products in bf16 with few tokens only).
+    """
+
+    rows: int
+    tokens: int
+    stages: int = 3
+    warps: int = 1
+    superblocks: int = 2
+    unroll: int = 1
+
+
+# One warp holds at most 64 x 8 or 32 x 16 sums without spilling registers (scripts/machine_code/report.py).
 CANDIDATES: tuple[Tile, ...] = tuple(
-    (rows, tokens, stages, warps, unroll)
+    Tile(rows, tokens, stages, warps, unroll=unroll)
     for rows, tokens, warps, unroll in (
         (32, 8, 1, 1), (64, 8, 1, 1), (64, 8, 2, 1), (32, 8, 1, 2), (32, 8, 2, 2), (64, 8, 2, 2), (32, 16, 1, 1),
         (64, 16, 2, 1), (64, 32, 2, 1),
@@ -48,15 +72,17 @@ class NoHomeError(OSError):
 
 @dataclass(frozen=True)
 class Shape:
-    """Routed experts of one rank."""
+    """Routed experts of one rank, and the format of their weights (one of FORMATS)."""
 
     experts: int
     hidden: int
     inter: int
     top_k: int
+    format: str = field(default="mxfp4", kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.experts},{self.hidden},{self.inter},{self.top_k}"
+        numbers = f"{self.experts},{self.hidden},{self.inter},{self.top_k}"
+        return numbers if self.format == "mxfp4" else f"{numbers},{self.format}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,7 @@ class Table:
 
     def tiles(self) -> Entries:
         """(shape, tokens) -> tiles of the two products."""
-        return {(shape_of(e), e["tokens"]): (_tile(e["gate_up"]), _tile(e["down"])) for e in self.entries}
+        return {(shape_of(e), e["tokens"]): (tile_of(e["gate_up"]), tile_of(e["down"])) for e in self.entries}
 
 
 def home() -> Path:
@@ -172,7 +198,18 @@ def read(path: Path, here: Machine) -> Table:
 
 
 def shape_of(row: dict[str, Any]) -> Shape:
-    return Shape(*(row[name] for name in _SHAPE))
+    return Shape(*(row[name] for name in _SHAPE), format=row.get("format", "mxfp4"))
+
+
+def tile_of(numbers: list[int]) -> Tile:
+    """The tile that a row holds as numbers."""
+    rows, tokens, stages, warps, unroll = numbers
+    return Tile(rows, tokens, stages, warps, unroll=unroll)
+
+
+def numbers_of(tile: Tile) -> list[int]:
+    """The inverse of `tile_of`."""
+    return [tile.rows, tile.tokens, tile.stages, tile.warps, tile.unroll]
 
 
 def covered(rows: Iterable[dict[str, Any]], routing: str) -> set[tuple[Shape, int]]:
@@ -201,6 +238,8 @@ def _check_shape(row: Any) -> None:
         raise ValueError(f"the entry {row!r} has a shape that is not positive numbers")
     if row.get("routing", "uniform") not in ROUTINGS:
         raise ValueError(f"the entry {row!r} has a routing that is not one of {', '.join(ROUTINGS)}")
+    if row.get("format", "mxfp4") not in FORMATS:
+        raise ValueError(f"the entry {row!r} has a format that is not one of {', '.join(FORMATS)}")
 
 
 def _check_tiles(row: Any) -> None:
@@ -208,11 +247,7 @@ def _check_tiles(row: Any) -> None:
     for name in ("gate_up", "down"):
         if not isinstance(row.get(name), list):
             raise ValueError(f"the entry {row!r} lacks a field: {name!r}")
-        tiles.append(tuple(row[name]))
-    if any(t not in CANDIDATES for t in tiles) or tiles[0][1] != tiles[1][1]:
+        tiles.append(row[name])
+    known = [numbers_of(tile) for tile in CANDIDATES]
+    if any(t not in known for t in tiles) or tiles[0][1] != tiles[1][1]:
         raise ValueError(f"the entry {row!r} has a tile that is not one of the candidates")
-
-
-def _tile(numbers: list[int]) -> Tile:
-    rows, tokens, stages, warps, unroll = numbers
-    return rows, tokens, stages, warps, unroll

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rows import SM12X
-from run import Cell
-
+from scripts.compat.rows import SM12X
+from scripts.compat.run import Cell
 from sglang_sm120.upstream import releases
 
 FILE = Path(__file__).with_name("expected.json")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cache
-from rows import SM12X, Row, rows_for
-
+from scripts.compat import cache
+from scripts.compat.rows import SM12X, Row, rows_for
 from sglang_sm120.checkpoint import headers_only
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -18,11 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def bench_path():
-    added = [str(ROOT / "benchmarks/kernels"), str(ROOT / "benchmarks")]
-    sys.path[:0] = added
+    kernels = str(ROOT / "benchmarks/kernels")
+    sys.path.insert(0, kernels)
     yield
-    for path in added:
-        sys.path.remove(path)
+    sys.path.remove(kernels)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import subprocess
 import sys
@@ -11,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reports import compare, table
+
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks/receipts"
 
 
 @pytest.fixture(scope="module")
 def tools():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("compare"), importlib.import_module("table")
-    sys.path.remove(str(ROOT / "benchmarks"))
+    return compare, table
 
 
 @pytest.fixture
@@ -157,7 +156,7 @@ def test_a_receipt_that_cannot_be_read_is_named_in_one_line(what, script, tmp_pa
     if text is not None:
         file.write_text(text)
     files = [str(file), str(RECEIPTS / "h200-table.json")] if script == "compare.py" else [str(file), "--out", "."]
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *files]
+    command = [sys.executable, str(ROOT / "benchmarks" / "reports" / script), *files]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr

@@ -1,4 +1,4 @@
-"""Fixtures of the compatibility tests: releases from the cache, and the modules of scripts/compat."""
+"""Fixtures of the compatibility tests: releases from the cache."""
 
 import json
 import subprocess
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "compat"))
+from scripts.compat import cache
 
-import cache  # noqa: E402
+CHILDREN = Path(__file__).resolve().parents[1] / "children"
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +42,12 @@ def side_by_side():
 
 @pytest.fixture(scope="session")
 def ask(release_tree):
-    """Run a script of this directory with a release on its path; returns its JSON answer."""
+    """Run a script of `tests/children` with a release on its path; returns its JSON answer."""
 
     def ask(script: str, *arguments: str, stdin: str, release: str, at: Path | None = None, **env: str):
         release_tree(release)
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+            [sys.executable, str(CHILDREN / script), *arguments],
             input=stdin,
             capture_output=True,
             text=True,

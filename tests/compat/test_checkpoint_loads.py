@@ -1,18 +1,18 @@
-"""Checkpoints of `scripts/make_checkpoint.py` in SGLang's models: each tensor has a place and each place a tensor."""
+"""Checkpoints of `scripts/checkpoints/make.py` in SGLang's models: each tensor has a place and each place a tensor."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-import make_checkpoint
+from scripts.checkpoints import make
 from sglang_sm120.upstream import server_flags
 
 RELEASES = ["0.5.16", "0.5.17", "0.5.23"]  # the first with DSpark, the one of the end-to-end runs, the newest
 EAGLE = server_flags.eagle()
 FLAGS = {"nextn": EAGLE, "dspark": ["--speculative-algorithm", "DSPARK"]}
 CLASSES = {"nextn": "DeepseekV4ForCausalLMNextN", "dspark": "DeepseekV4ForCausalLMDSpark"}
-NAMES = [f"{kind} {draft}" for kind in make_checkpoint.KINDS for draft in make_checkpoint.DRAFTS]
+NAMES = [f"{kind} {draft}" for kind in make.KINDS for draft in make.DRAFTS]
 # What no checkpoint holds: scales of a quantized cache, NVFP4 scales in a kernel's order (made of the loaded ones), and
 # the two matrices that a NextN draft shares with its target.
 NEVER = ("k_scale", "v_scale", "_blockscale_swizzled"), ("lm_head.weight", "model.embed_tokens.weight")
@@ -24,8 +24,8 @@ def loads(ask, side_by_side, release_tree, tmp_path_factory):
     root, asked = tmp_path_factory.mktemp("models"), []
     for name in NAMES:
         kind, draft = name.split()
-        shape = replace(make_checkpoint.SMALL, kind=kind, draft=draft)
-        asked.append([name, str(make_checkpoint.write(root / name.replace(" ", "-"), shape)), FLAGS[draft]])
+        shape = replace(make.SMALL, kind=kind, draft=draft)
+        asked.append([name, str(make.write(root / name.replace(" ", "-"), shape)), FLAGS[draft]])
     for release in RELEASES:
         release_tree(release)
     # The mode that uses the confidence head of a DSpark draft; in SGLang's default one the head is left out.

@@ -1,13 +1,11 @@
 """The part of the matrix that fits into a test run, the rules its expectations keep, and the document made of them.
 
-All of it: `scripts/compat_matrix.py`.
+All of it: `scripts/compat/matrix.py`.
 """
 
-import document
-import expected
 import pytest
-import rows
-import run
+
+from scripts.compat import document, expected, rows, run
 
 TABLE = expected.load()
 _SMOKE = [(release, "sm120") for release in rows.SMOKE_RELEASES] + [("0.5.23", "sm121")]

@@ -1,9 +1,8 @@
 """Settings that SGLang overrides or that lack kernels on SM120: `plan` names each, with the variable to set."""
 
 import pytest
-import rows
-import run
 
+from scripts.compat import rows, run
 from sglang_sm120.checkpoint import headers_only
 
 JIT = "SGLANG_ENABLE_JIT_DEEPGEMM"

@@ -1,4 +1,4 @@
-"""`scripts/upstream_drift.py --check`: what a newer SGLang changes under the patches."""
+"""`scripts/compat/drift.py --check`: what a newer SGLang changes under the patches."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from sglang_sm120.upstream import releases
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "upstream_drift.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compat" / "drift.py"
 NEWEST = releases.PROVEN[-1]
 TARGET = "srt/layers/quantization/modelopt_quant.py"
 

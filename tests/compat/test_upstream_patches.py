@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import rows
-import run
 
+from scripts.compat import rows, run
 from sglang_sm120.upstream import releases
 
 AGAINST = releases.PROVEN[-1]

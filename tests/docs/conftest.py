@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import HERE as INTEGRATION
-from helpers import environment, run
+from helpers import CHILDREN, environment, run
 
-import tiny_checkpoint
+from scripts.checkpoints import tiny
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -48,8 +47,8 @@ def model(tmp_path_factory):
 
     Its shared expert can be cut in 8, as far as the documents' launches do.
     """
-    shape = replace(tiny_checkpoint.SHAPE, intermediate=8 * 128)
-    directory = tiny_checkpoint.write(tmp_path_factory.mktemp("model") / "model", shape)
+    shape = replace(tiny.SHAPE, intermediate=8 * 128)
+    directory = tiny.write(tmp_path_factory.mktemp("model") / "model", shape)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | DSPARK))
     return directory
@@ -92,7 +91,7 @@ class StandIns:
         self.programs.mkdir()
         for name in ("python3", "pip", "sglang-sm120"):
             script = self.programs / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{HERE / "stand_in.py"}" {name} "$@"\n')
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{CHILDREN / "stand_in.py"}" {name} "$@"\n')
             script.chmod(0o755)
         self.environment = environment(
             STAND_IN_NOTES=str(self.notes),
@@ -131,7 +130,7 @@ def resolve():
         ]
         distinct = list({json.dumps(launch): launch for launch in launches}.values())
         request = json.dumps({"arch": "sm120", "launches": distinct})
-        done = run(sys.executable, INTEGRATION / "probe.py", input=request)
+        done = run(sys.executable, CHILDREN / "probe.py", input=request)
         assert done.stdout, done.stderr[-4000:]
         answers = dict(zip(map(json.dumps, distinct), json.loads(done.stdout), strict=True))
         return [answers[json.dumps(launch)] for launch in launches]

@@ -13,25 +13,25 @@ from documents import NEEDS_DOCKER, NEEDS_GPU, blocks, sglang_flags
 # The demonstration is executed in tests/integration/test_commands.py, as is `selftest`; the tests are what runs here.
 ELSEWHERE = ("./scripts/demo.sh", "./scripts/test.sh")
 RECIPES = [
-    "serve_target.sh $MODEL",
-    "serve_eagle.sh $MODEL",
-    "serve_eagle.sh $MODEL --steps 3 --tp 4",
-    "serve_dspark.sh $MODEL",
-    "serve_dspark.sh $MODEL --block 3 --draft $MODEL",
-    "serve_pcie.sh $MODEL --tp 2",
-    "serve_pcie.sh $MODEL --tp 4 --ep",
-    "serve_pcie.sh $MODEL --tp 4 --no-draft",
-    "serve_two_nodes.sh $MODEL --rank 0 --head 192.168.100.1 --gb10 --interface eth1",
-    "serve_two_nodes.sh $MODEL --rank 1 --head 192.168.100.1:26000 --no-draft",
-    "serve_disaggregated.sh $MODEL --eagle",
-    "serve_disaggregated.sh $MODEL --prefill-tp 2 --decode-tp 4 --transfer mooncake_tcp --context-length 8192",
+    "target.sh $MODEL",
+    "eagle.sh $MODEL",
+    "eagle.sh $MODEL --steps 3 --tp 4",
+    "dspark.sh $MODEL",
+    "dspark.sh $MODEL --block 3 --draft $MODEL",
+    "pcie.sh $MODEL --tp 2",
+    "pcie.sh $MODEL --tp 4 --ep",
+    "pcie.sh $MODEL --tp 4 --no-draft",
+    "two_nodes.sh $MODEL --rank 0 --head 192.168.100.1 --gb10 --interface eth1",
+    "two_nodes.sh $MODEL --rank 1 --head 192.168.100.1:26000 --no-draft",
+    "disaggregated.sh $MODEL --eagle",
+    "disaggregated.sh $MODEL --prefill-tp 2 --decode-tp 4 --transfer mooncake_tcp --context-length 8192",
 ]
 SHELL_BLOCKS = [b for b in blocks() if b.language == "sh" and b.mark != NEEDS_DOCKER]
 
 
 def as_dry_run(block):
     """The commands of a block that needs an SM120, such that they do without."""
-    return [f"{c} --dry-run" if re.search(r"(^|\s)scripts/serve_\w+\.sh\s", c) else c for c in block.commands]
+    return [f"{c} --dry-run" if re.search(r"(^|\s)scripts/recipes/\w+\.sh\s", c) else c for c in block.commands]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def outcomes(stand_ins, tree):
             if not command.startswith(ELSEWHERE):
                 found[block.document, command] = stand_ins.run(command, tree)
     for recipe in RECIPES:
-        found["recipes", recipe] = stand_ins.run(f"scripts/{recipe} --dry-run", tree)
+        found["recipes", recipe] = stand_ins.run(f"scripts/recipes/{recipe} --dry-run", tree)
     return found
 
 
@@ -81,7 +81,7 @@ def test_a_dry_run_prints_what_it_plans(outcomes, recipe):
     servers = [words for words in printed if "sglang.launch_server" in words]
     plans = [n for n in notes if n["kind"] == "plan"]
     assert [n["kind"] for n in notes] == ["plan"] * len(servers)  # nothing was started
-    assert len(servers) == (2 if recipe.startswith("serve_disaggregated") else 1)
+    assert len(servers) == (2 if recipe.startswith("disaggregated") else 1)
     for words, plan in zip(servers, plans, strict=True):
         assert words[words.index("--model-path") + 2 :] == sglang_flags(plan)
         for setting in (w for w in words[1:] if re.match(r"[A-Z0-9_]+=", w)):

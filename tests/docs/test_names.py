@@ -14,7 +14,7 @@ from helpers import run
 from sglang_sm120 import cli, settings
 from sglang_sm120.patches import PATCHES
 
-RECIPES = sorted((ROOT / "scripts").glob("serve_*.sh"))
+RECIPES = sorted((ROOT / "scripts" / "recipes").glob("*.sh"))
 OTHER_FILES = [*RECIPES, ROOT / "Dockerfile", ROOT / "compose.yaml"]
 TROUBLES = (ROOT / "docs" / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
 
@@ -59,7 +59,7 @@ def test_environment_variables_exist():
     nccl = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_P2P_DISABLE"}  # NVIDIA's and Gloo's documents
     theirs = run("grep", "-rhoE", "--include=*.py", r"SGLANG_[A-Z0-9_]+", package("sglang") / "srt").stdout.split()
     assert len(found) > 8
-    assert "SGLANG_SM120_HOME" in (ROOT / "scripts" / "environment.sh").read_text(encoding="utf-8")
+    assert "SGLANG_SM120_HOME" in (ROOT / "scripts" / "env" / "environment.sh").read_text(encoding="utf-8")
     assert found - ours - nccl - set(theirs) == set()
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from helpers import run
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-RECIPES = sorted(SCRIPTS.glob("serve_*.sh"))
-STARTABLE = [path for path in RECIPES if path.name != "serve_common.sh"]
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
+RECIPES = sorted(SCRIPTS.glob("*.sh"))
+STARTABLE = [path for path in RECIPES if path.name != "common.sh"]
 
 
 def test_shell_scripts_are_clean():
@@ -22,14 +22,14 @@ def test_shell_scripts_are_clean():
         assert done.returncode == 0, done.stdout
     for path in RECIPES:
         assert run("bash", "-n", path).returncode == 0
-        assert path.name == "serve_common.sh" or os.access(path, os.X_OK)
+        assert path.name == "common.sh" or os.access(path, os.X_OK)
 
 
 @pytest.mark.parametrize("path", STARTABLE, ids=lambda p: p.name)
 def test_help_is_its_own_comment(path):
     done = run(path, "--help")
     assert done.returncode == 0
-    assert f"scripts/{path.name} MODEL" in done.stdout
+    assert f"scripts/recipes/{path.name} MODEL" in done.stdout
     assert "--dry-run" in done.stdout
     assert "set -euo" not in done.stdout
     assert len(done.stdout.splitlines()) < 45
@@ -38,44 +38,44 @@ def test_help_is_its_own_comment(path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("serve_target.sh", "no MODEL"),
-        ("serve_target.sh --port 8000 /m", "MODEL comes before"),
-        ("serve_target.sh /m --tp many", "--tp is 'many'"),
-        ("serve_target.sh /m --tp", "--tp is ''"),
-        ("serve_eagle.sh /m --steps 0", "--steps is '0'"),
-        ("serve_pcie.sh /m", "expected 2, 4 or 8"),
-        ("serve_two_nodes.sh /m --head a", "--rank is ''"),
-        ("serve_two_nodes.sh /m --rank 0", "--head is missing"),
-        ("serve_two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
-        ("serve_two_nodes.sh /m --rank 0 --head a:x", "--head is 'a:x'"),
-        ("serve_two_nodes.sh /m --rank 0 --head 10.0.0.1:99999", "--head is '10.0.0.1:99999'"),
-        ("serve_disaggregated.sh /m --port 99999", "--port is '99999'"),
-        ("serve_eagle.sh /m --dryrun", "--dryrun is no option of this recipe; did you mean --dry-run?"),
-        ("serve_pcie.sh /m --tp 2 --no_draft", "did you mean --no-draft?"),
-        ("serve_pcie.sh /m --tp 2 --ep=2", "--ep takes no value"),
-        ("serve_eagle.sh /m --dry-run=1", "--dry-run takes no value"),
-        ("serve_target.sh /m --tp=many", "--tp is 'many'"),
-        ("PYTHON=/nonexist serve_target.sh /m", "PYTHON is '/nonexist'"),
-        ("serve_dspark.sh /m --draft /missing", "--draft is '/missing'"),
-        ("serve_disaggregated.sh /m --transfer pigeon", "expected nixl"),
+        ("target.sh", "no MODEL"),
+        ("target.sh --port 8000 /m", "MODEL comes before"),
+        ("target.sh /m --tp many", "--tp is 'many'"),
+        ("target.sh /m --tp", "--tp is ''"),
+        ("eagle.sh /m --steps 0", "--steps is '0'"),
+        ("pcie.sh /m", "expected 2, 4 or 8"),
+        ("two_nodes.sh /m --head a", "--rank is ''"),
+        ("two_nodes.sh /m --rank 0", "--head is missing"),
+        ("two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
+        ("two_nodes.sh /m --rank 0 --head a:x", "--head is 'a:x'"),
+        ("two_nodes.sh /m --rank 0 --head 10.0.0.1:99999", "--head is '10.0.0.1:99999'"),
+        ("disaggregated.sh /m --port 99999", "--port is '99999'"),
+        ("eagle.sh /m --dryrun", "--dryrun is no option of this recipe; did you mean --dry-run?"),
+        ("pcie.sh /m --tp 2 --no_draft", "did you mean --no-draft?"),
+        ("pcie.sh /m --tp 2 --ep=2", "--ep takes no value"),
+        ("eagle.sh /m --dry-run=1", "--dry-run takes no value"),
+        ("target.sh /m --tp=many", "--tp is 'many'"),
+        ("PYTHON=/nonexist target.sh /m", "PYTHON is '/nonexist'"),
+        ("dspark.sh /m --draft /missing", "--draft is '/missing'"),
+        ("disaggregated.sh /m --transfer pigeon", "expected nixl"),
     ],
 )
 def test_wrong_usage_is_2(stand_ins, tree, line, says):
     *settings, script = line.partition("serve_")[0].split(), line[line.index("serve_") :]
-    done, notes = stand_ins.run(" ".join([*settings[0], f"scripts/{script}"]), tree)
+    done, notes = stand_ins.run(" ".join([*settings[0], f"scripts/recipes/{script}"]), tree)
     assert (done.returncode, notes) == (2, [])
     assert says in done.stderr
 
 
 def test_without_the_overlay_nothing_starts(stand_ins, tree):
-    done, notes = stand_ins.run("PYTHON=/bin/false scripts/serve_target.sh /m", tree)
+    done, notes = stand_ins.run("PYTHON=/bin/false scripts/recipes/target.sh /m", tree)
     assert (done.returncode, notes) == (1, [])
     assert "not installed" in done.stderr
 
 
 def test_an_option_and_its_value_may_be_one_word(stand_ins, tree):
     (apart,), (joined,) = (
-        stand_ins.run(f"scripts/serve_eagle.sh $MODEL {options} --log-level=info", tree)[1]
+        stand_ins.run(f"scripts/recipes/eagle.sh $MODEL {options} --log-level=info", tree)[1]
         for options in ("--tp 4 --steps 3", "--tp=4 --steps=3")
     )
     assert joined == apart
@@ -85,14 +85,14 @@ def test_an_option_and_its_value_may_be_one_word(stand_ins, tree):
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_the_dry_run_says_what_the_run_would_miss(stand_ins, tree, missing):
-    line = "scripts/serve_disaggregated.sh $MODEL --dry-run"
+    line = "scripts/recipes/disaggregated.sh $MODEL --dry-run"
     done, notes = stand_ins.run(line, tree, STAND_IN_MISSING="sglang_router" if missing else "")
     assert [note["kind"] for note in notes] == ["plan", "plan"]
     assert ("sglang-router is missing" in done.stderr, done.returncode) == (missing, int(missing))
 
 
 def test_a_recipe_becomes_the_server(stand_ins, tree, model):
-    done, notes = stand_ins.run("scripts/serve_two_nodes.sh $MODEL --rank 1 --head h --gb10 --log-level info", tree)
+    done, notes = stand_ins.run("scripts/recipes/two_nodes.sh $MODEL --rank 1 --head h --gb10 --log-level info", tree)
     assert done.returncode == 0
     (launch,) = notes
     assert launch["kind"] == "launch"
@@ -123,7 +123,7 @@ def disaggregated(stand_ins, tree):
 
     def start(**environment):
         stand_ins.notes.write_text("")
-        command = [tree / "scripts" / "serve_disaggregated.sh", stand_ins.environment["MODEL"]]
+        command = [tree / "scripts" / "recipes" / "disaggregated.sh", stand_ins.environment["MODEL"]]
         process = subprocess.Popen(
             command, env=stand_ins.environment | environment, stderr=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -13,7 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import make_checkpoint
+from benchmarks.e2e import bench, client, document, session, workloads
+from benchmarks.e2e.servers import gpus as server_gpus
+from benchmarks.e2e.servers import launches, ports
+from scripts.checkpoints import make
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,37 +26,37 @@ ROOT = Path(__file__).resolve().parents[2]
     [("0", None, "0"), ("0,1", None, "0,1"), ("0", "2,3", "2"), ("1", "2,3", "3"), ("0,1", "3, 2", "3,2"),
      ("0", "GPU-ab12,GPU-cd34", "GPU-ab12"), ("0", "2,-1,3", "2")],
 )  # fmt: skip
-def test_gpus_of_a_launch_are_counted_among_those_of_the_run(e2e, gpus, listed, got):
-    launch = replace(e2e("launches").MAIN[0], gpus=gpus)
-    assert e2e("gpus").of(launch, listed) == got
-    assert e2e("gpus").used([launch], listed) == got.split(",")
+def test_gpus_of_a_launch_are_counted_among_those_of_the_run(gpus, listed, got):
+    launch = replace(launches.MAIN[0], gpus=gpus)
+    assert server_gpus.of(launch, listed) == got
+    assert server_gpus.used([launch], listed) == got.split(",")
 
 
 @pytest.mark.parametrize(("gpus", "listed"), [("1", "3"), ("0,1", "3"), ("0", ""), ("1", "2,-1,3")])
-def test_a_run_with_too_few_gpus_names_the_launch_and_the_variable(e2e, gpus, listed):
-    launch = replace(e2e("launches").MAIN[0], gpus=gpus)
+def test_a_run_with_too_few_gpus_names_the_launch_and_the_variable(gpus, listed):
+    launch = replace(launches.MAIN[0], gpus=gpus)
     says = f"stock-hybrid runs on GPUs {gpus} of CUDA_VISIBLE_DEVICES, which is {listed!r}; expected a list of at least"
     with pytest.raises(ValueError, match=re.escape(says)):
-        e2e("gpus").of(launch, listed)
+        server_gpus.of(launch, listed)
 
 
-def test_ports_that_the_system_hands_out_are_refused(e2e):
+def test_ports_that_the_system_hands_out_are_refused():
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with pytest.raises(ValueError, match="which the system gives to others"):
-        e2e("ports").check(low - 500, 2)
+        ports.check(low - 500, 2)
 
 
 WRITE = """
 import sys
 from pathlib import Path
-import checkpoints
+from benchmarks.e2e import checkpoints
 print(checkpoints.write(Path(sys.argv[1]), "mxfp4", 0, ("--small",)))
 """
 
 
 def write(models):
     """One run's part in writing a checkpoint."""
-    settings = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "benchmarks" / "e2e"), str(ROOT / "scripts")))}
+    settings = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", WRITE, str(models)]
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100, check=False)
 
@@ -66,7 +69,7 @@ def test_two_runs_write_one_checkpoint(tmp_path):
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(lambda _: write(models), range(3)))
     assert sorted(d.stdout for d in done) == ["False\n", "False\n", "True\n"], [d.stderr for d in done]
-    whole = make_checkpoint.write(tmp_path / "whole", make_checkpoint.SMALL)
+    whole = make.write(tmp_path / "whole", make.SMALL)
     assert {f.name: f.read_bytes() for f in (models / "mxfp4-0").iterdir()} == {
         f.name: f.read_bytes() for f in whole.iterdir()
     }
@@ -79,13 +82,12 @@ def test_something_else_under_a_checkpoints_name_is_refused(tmp_path):
     assert done.stderr.splitlines()[-1].endswith("mxfp4-0 has no config.json; expected a checkpoint, or nothing, there")
 
 
-def test_the_phases_of_a_run_fit(e2e):
+def test_the_phases_of_a_run_fit():
     """Beside the time for starting and asking; servers of two GPUs are measured alone, the others in pairs."""
-    phases, launches, run = e2e("phases"), e2e("launches"), e2e("run")
     for groups, rounds in (({"two-gpus"}, [1, 1]), ({"load", "kinds"}, [2])):
         chosen = [launch for launch in launches.LAUNCHES if launch.group in groups]
-        assert [len(turn) for turn in phases._bench_rounds(chosen)] == rounds
-        assert 200 < phases.seconds(chosen, 1.0, 1, True) < (1 - run.TO_START) * (600 - run.CLOSING)
+        assert [len(turn) for turn in workloads._bench_rounds(chosen)] == rounds
+        assert 200 < workloads.seconds(chosen, 1.0, 1, True) < (1 - session.TO_START) * (600 - session.CLOSING)
 
 
 class Stopwatch:
@@ -113,18 +115,18 @@ class Stopwatch:
 
 
 @pytest.mark.parametrize(("left", "of_each_rate"), [(400, 45), (200, 22), (100, None)])
-def test_the_serving_benchmark_is_cut_to_the_time_that_is_left(e2e, monkeypatch, left, of_each_rate):
-    phases, asked = e2e("phases"), {}
-    chosen = [launch for launch in e2e("launches").LOAD if launch.bench]
+def test_the_serving_benchmark_is_cut_to_the_time_that_is_left(monkeypatch, left, of_each_rate):
+    asked = {}
+    chosen = [launch for launch in launches.LOAD if launch.bench]
 
     def measure(url, _model, _out, rates, timeout):
         asked[url] = [seconds for _, seconds in rates], timeout
         return [{"request_rate": rate} for rate, _ in rates[:3]], "not done"
 
-    monkeypatch.setattr(e2e("bench"), "run", measure)
-    monkeypatch.setattr(e2e("asks"), "generate", lambda *_, **__: {})
+    monkeypatch.setattr(bench, "run", measure)
+    monkeypatch.setattr(client, "generate", lambda *_, **__: {})
     run = Stopwatch(left, [launch.name for launch in chosen])
-    phases.benches(run, chosen, updates=True)
+    workloads.benches(run, chosen, updates=True)
     names = ["load-stock-mxfp4", "load-ours-mxfp4"]
     if of_each_rate is None:
         assert run.left_out == [(name, "serving benchmark: too little time was left") for name in names]
@@ -132,16 +134,16 @@ def test_the_serving_benchmark_is_cut_to_the_time_that_is_left(e2e, monkeypatch,
     assert sorted(run.left_out) == sorted((n, "serving benchmark at 32 requests/s: not done") for n in names)
     for seconds, timeout in asked.values():
         assert seconds == pytest.approx([of_each_rate] * 4, abs=0.6)
-        assert timeout == pytest.approx(left - phases.UPDATE - phases.KILL, abs=1)
+        assert timeout == pytest.approx(left - workloads.UPDATE - workloads.KILL, abs=1)
 
 
 @pytest.mark.parametrize(
     ("left", "missed", "seconds"), [(400, None, 60), (81, "1280, 1536, 1792, 2048", 18), (60, None, None)]
 )
-def test_first_prefills_that_compile_for_long_leave_time_for_the_benchmark(e2e, monkeypatch, left, missed, seconds):
+def test_first_prefills_that_compile_for_long_leave_time_for_the_benchmark(monkeypatch, left, missed, seconds):
     """Two of the sizes take as long as on a server of two GPUs; what was not reached is noted."""
-    phases, now, asked = e2e("phases"), [1000.0], []
-    chosen = [launch for launch in e2e("launches").LAUNCHES if launch.name == "tp2-stock-mxfp4"]
+    now, asked = [1000.0], []
+    chosen = [launch for launch in launches.LAUNCHES if launch.name == "tp2-stock-mxfp4"]
 
     def generate(_url, ids, _new, timeout):
         needed = {768: 16.0, 1280: 14.0}.get(len(ids), 0.2)
@@ -153,10 +155,10 @@ def test_first_prefills_that_compile_for_long_leave_time_for_the_benchmark(e2e, 
         return [{"request_rate": rate} for rate, _ in rates], ""
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(e2e("asks"), "generate", generate)
-    monkeypatch.setattr(e2e("bench"), "run", measure)
+    monkeypatch.setattr(client, "generate", generate)
+    monkeypatch.setattr(bench, "run", measure)
     run = Stopwatch(left, ["tp2-stock-mxfp4"])
-    phases.benches(run, chosen, updates=False)
+    workloads.benches(run, chosen, updates=False)
     if seconds is None:
         assert run.left_out == [("tp2-stock-mxfp4", "serving benchmark: too little time was left")]
         return
@@ -170,7 +172,7 @@ BENCH |= {f"{p}_{what}_ms": 2.5 for what in ("ttft", "tpot", "e2e_latency") for 
 BENCH["accept_length"] = 1.88849
 
 
-def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_left_out(e2e, tmp_path):
+def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_left_out(tmp_path):
     server = {
         "says": "a server",
         "env": {},
@@ -194,7 +196,7 @@ def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_lef
     about = {"versions": {}, "gpu": "2 x a GPU", "commit": "0" * 40, "date": "2026-01-01", "common_flags": ["--all"]}
     about |= {"servers": servers, "comparisons": {}, "notes": [], "left_out": {"ours": ["a question", "an update"]}}
     (tmp_path / "a.json").write_text(json.dumps(about))
-    lines = e2e("document").render(tmp_path).splitlines()
+    lines = document.render(tmp_path).splitlines()
     rates = [line.split(" | ")[:2] for line in lines if " | 2.5 | " in line]
     assert rates == [["| `stock`", "4.0"], ["| `ours`", "4.0"], ["| `stock`", "8.0"], ["| `ours`", "8.0"]]
     measured = [line for line in lines if " | 2.5 | " in line]

@@ -5,9 +5,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import HERE, run
+from helpers import CHILDREN, run
 
-import tiny_checkpoint
+from scripts.checkpoints import tiny
 
 
 @pytest.fixture(scope="session")
@@ -15,8 +15,8 @@ def checkpoints(tmp_path_factory):
     """name -> directory of a small checkpoint."""
     root = tmp_path_factory.mktemp("checkpoints")
     made = {
-        "hybrid": tiny_checkpoint.write(root / "hybrid"),
-        "wide": tiny_checkpoint.write(root / "wide", replace(tiny_checkpoint.SHAPE, intermediate=2304 // 4)),
+        "hybrid": tiny.write(root / "hybrid"),
+        "wide": tiny.write(root / "wide", replace(tiny.SHAPE, intermediate=2304 // 4)),
     }
     return made
 
@@ -27,7 +27,7 @@ def probe():
 
     def ask(arch, launches, **more):
         request = json.dumps({"arch": arch, "launches": launches, **more})
-        done = run(sys.executable, HERE / "probe.py", input=request)
+        done = run(sys.executable, CHILDREN / "probe.py", input=request)
         assert done.stdout, done.stderr[-4000:]
         return json.loads(done.stdout)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from sglang_sm120.upstream import server_flags
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE.parent.parent / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+CHILDREN = ROOT / "tests" / "children"
 COMMAND = Path(sys.executable).with_name("sglang-sm120")
 
 EAGLE = server_flags.eagle()

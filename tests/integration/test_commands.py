@@ -61,7 +61,7 @@ def test_a_tensor_parallel_size_that_is_none(checkpoints, size):
 
 def test_the_small_checkpoint_says_what_it_is_for(checkpoints):
     """`--tp 2` and `--tp 4` of it are among the launches of test_launches.py."""
-    said = " ".join(run(sys.executable, SCRIPTS / "tiny_checkpoint.py", "--help").stdout.split())
+    said = " ".join(run(sys.executable, SCRIPTS / "checkpoints" / "tiny.py", "--help").stdout.split())
     assert "without options it is for launches with --tp 1 or 2, with EAGLE or without" in said
     assert "for --tp N give --intermediate a multiple of N x 128" in said
     assert "It has no DSpark draft" in said

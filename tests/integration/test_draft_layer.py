@@ -14,7 +14,7 @@ BOUND = 3e-3
 
 
 def draft_layer(checkpoint, *arguments):
-    return run(sys.executable, SCRIPTS / "draft_layer.py", checkpoint, *arguments, timeout=400)
+    return run(sys.executable, SCRIPTS / "layers" / "draft_layer.py", checkpoint, *arguments, timeout=400)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,18 @@
 """`Sm120Mxfp4MoEMethod`: updates of a part, and what it refuses."""
 
 import json
-import os
 import sys
 
 import pytest
-from helpers import HERE, SCRIPTS, environment, run
+from helpers import CHILDREN, ROOT, environment, run
 
 pytestmark = pytest.mark.sglang
 
 
 @pytest.fixture(scope="module")
 def outcomes(checkpoints):
-    env = environment(PYTHONPATH=os.pathsep.join((str(SCRIPTS), str(HERE))))
-    done = run(sys.executable, HERE / "method_checks.py", checkpoints["hybrid"], env=env)
+    env = environment(PYTHONPATH=str(ROOT))
+    done = run(sys.executable, CHILDREN / "method_checks.py", checkpoints["hybrid"], env=env)
     assert done.stdout, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -4,17 +4,16 @@ The whole is the float64 oracle on the unsharded experts, read from the files di
 """
 
 import json
-import os
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import HERE, SCRIPTS, environment, run
+from helpers import CHILDREN, ROOT, environment, run
 
-import draft_layer
-import tiny_checkpoint
+from scripts.checkpoints import tiny
+from scripts.layers import draft_layer
 
 pytestmark = pytest.mark.sglang
 
@@ -36,8 +35,8 @@ def runs(named, **different):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    shape = replace(tiny_checkpoint.SHAPE, experts=EXPERTS, hidden=HIDDEN, intermediate=WIDTH)
-    return tiny_checkpoint.write(tmp_path_factory.mktemp("checkpoint"), shape)
+    shape = replace(tiny.SHAPE, experts=EXPERTS, hidden=HIDDEN, intermediate=WIDTH)
+    return tiny.write(tmp_path_factory.mktemp("checkpoint"), shape)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +47,8 @@ def answers(checkpoint):
     other = runs(["TP4"], env={"2": {"SGLANG_SM120_ACTIVATION": "mxfp8"}})[0] | {"name": "other"}
     asked = [*runs(RANKS), dies, off, other]
     request = {"model": str(checkpoint), "batches": BATCHES, "runs": asked, "limit": 100}
-    env = environment(PYTHONPATH=os.pathsep.join((str(SCRIPTS), str(HERE))))
-    done = run(sys.executable, HERE / "rank_worker.py", env=env, input=json.dumps(request), timeout=700)
+    env = environment(PYTHONPATH=str(ROOT))
+    done = run(sys.executable, CHILDREN / "rank_worker.py", env=env, input=json.dumps(request), timeout=700)
     assert done.stdout, done.stderr[-4000:]
     answers = json.loads(done.stdout)
     pids = [rank["pid"] for ranks in answers.values() for rank in ranks]

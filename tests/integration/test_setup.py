@@ -21,8 +21,8 @@ def tree(tmp_path):
         shutil.copy(ROOT / name, tree / name)
     for name in ("scripts", "overlay", "patches", "kernels"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "scripts" / "requirements.txt").write_text("# nothing\n")
-    (tree / "scripts" / "requirements-test.txt").write_text("setuptools>=77\n")
+    (tree / "scripts" / "env" / "requirements.txt").write_text("# nothing\n")
+    (tree / "scripts" / "env" / "requirements-test.txt").write_text("setuptools>=77\n")
     return tree
 
 
@@ -67,13 +67,13 @@ def test_a_half_built_environment_is_rebuilt_and_a_second_checkout_shares_it(tre
     assert layers(home, "env") == [base]
     assert len(layers(home, "checkout")) == 2
 
-    (tree / "scripts" / "requirements.txt").write_text("# changed\n")
+    (tree / "scripts" / "env" / "requirements.txt").write_text("# changed\n")
     assert python(tree, home).returncode == 0
     assert len(layers(home, "env")) == 2
 
 
 def test_without_a_package_index(tree, tmp_path):
-    (tree / "scripts" / "requirements.txt").write_text("no-such-package-of-ours==1\n")
+    (tree / "scripts" / "env" / "requirements.txt").write_text("no-such-package-of-ours==1\n")
     done = python(tree, tmp_path / "home", PIP_NO_INDEX="1", PIP_RETRIES="0")
     assert done.returncode == 1
     assert "pip could not get the packages" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_sm120.kernels.sm120 import fp4_moe
 from sglang_sm120.kernels.sm120.fp4_moe.host import program
 
 
@@ -44,10 +45,12 @@ def form_of(
     hidden: int = 0,
     mxfp8: bool = False,
     fp8: bool = False,
+    weights: fp4_moe.Format = fp4_moe.MXFP4,
 ) -> program.Form:
     """A call's form, with an output of its own; hidden: columns of x that count (0: all)."""
     hidden = hidden or x.shape[1]
     return program.Form(
-        x.device, *ids.shape, experts, hidden, inter, ids.dtype, x.stride(0), hidden, True, 10.0, 1.0, mxfp8=mxfp8,
-        fp8=fp8, batch_invariant=False, wide_scales=False,
+        device=x.device, tokens=ids.shape[0], top_k=ids.shape[1], experts=experts, hidden=hidden, inter=inter,
+        ids=ids.dtype, x_stride=x.stride(0), y_stride=hidden, y_aligned=True, limit=10.0, factor=1.0, mxfp8=mxfp8,
+        fp8=fp8, batch_invariant=False, wide_scales=False, format=weights,
     )  # fmt: skip

@@ -184,7 +184,9 @@ def scaled_weights(words_ptr, pairs_ptr, out_ptr, BN: tl.constexpr, SB: tl.const
     row, superblock = tl.arange(0, BN)[:, None], tl.arange(0, SB)[None, :]
     words = tl.load(words_ptr + row * (SB * 8) + tl.arange(0, SB * 8)[None, :])
     pairs = tl.load(pairs_ptr + row * SB + superblock).to(tl.int32)
-    tl.store(out_ptr + row * (SB * 64) + tl.arange(0, SB * 64)[None, :], _scaled_weights(words, pairs, BN, SB, True))
+    tl.store(
+        out_ptr + row * (SB * 64) + tl.arange(0, SB * 64)[None, :], _scaled_weights(words, pairs, BN, SB, False, True)
+    )
 
 
 @pytest.mark.parametrize("superblocks", [1, 2])

@@ -107,7 +107,7 @@ def test_batch_invariant(tokens, device):
 def test_two_steps_a_pass_change_no_bit(hidden, low, high, device):
     """Loops of one, two and three passes, which begin elsewhere in K for each 64 rows, and both ranges of scales."""
     from sglang_sm120.kernels.sm120.fp4_moe.host import tuning
-    from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Tile
+    from sglang_sm120.kernels.sm120.tile_tables import Tile
 
     inter, experts, tokens = 256, 2, 3
     tensors = random_layer(experts, hidden, inter, hidden + low, device, low, high)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import sm120_code
-import sm120_report
+from scripts.machine_code import compiled_tile, report
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return sm120_report.rows_of(None, [120])
+    return report.rows_of(None, [120])
 
 
 def test_the_table_has_both_modes_products_and_all_regimes(rows):
@@ -38,26 +37,26 @@ def test_each_limit_can_be_broken(what):
         "sync_loads": 0, "whole_words": True, "own_lanes": True, "instructions_per_weight": 1.8, "scaled_mma": True,
         "mma": {"QMMA": 16},
     }  # fmt: skip
-    assert sm120_code.broken_limits(good) == []
-    assert len(sm120_code.broken_limits(good | {what: BREAK[what]})) == 1
+    assert compiled_tile.broken_limits(good) == []
+    assert len(compiled_tile.broken_limits(good | {what: BREAK[what]})) == 1
 
 
 def test_torn_words_are_seen():
     asm = 'tt.elementwise_inline_asm "x" {packed_element = 4 : i32, pure = true} %w : tensor<64x32xi8, '
-    assert sm120_code.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 4}>> -> ")
-    assert not sm120_code.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 2}>> -> ")
+    assert compiled_tile.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 4}>> -> ")
+    assert not compiled_tile.words_are_whole(asm + "#ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 2}>> -> ")
     blocked = "#blocked = #ttg.blocked<{sizePerThread = [1, %d], warpsPerCTA = [4, 1], order = [1, 0]}>\n"
-    assert sm120_code.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
-    assert not sm120_code.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
-    assert not sm120_code.words_are_whole("no decode at all")
+    assert compiled_tile.words_are_whole(blocked % 16 + asm + "#blocked> -> ")
+    assert not compiled_tile.words_are_whole(blocked % 2 + asm + "#blocked> -> ")
+    assert not compiled_tile.words_are_whole("no decode at all")
 
 
 def test_lanes_out_of_order_are_seen():
     asm = '"match.any.sync.b32 $0, $1, 0xffffffff;" {packed_element = 1 : i32, pure = false} %ids : tensor<32xi32, #b>'
     asm += " -> tensor<32xi32, #b>"
     layout = "#b = #ttg.blocked<{sizePerThread = [%d], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>\n"
-    assert sm120_code.lanes_hold_their_elements(layout % 1 + asm)
-    assert not sm120_code.lanes_hold_their_elements(layout % 2 + asm)
-    assert not sm120_code.lanes_hold_their_elements("#b = #ttg.slice<{dim = 1, parent = #c}>\n" + asm)
-    assert not sm120_code.lanes_hold_their_elements(asm.replace("#b", "#ttg.slice<{dim = 1, parent = #c}>"))
-    assert not sm120_code.lanes_hold_their_elements(layout % 1 + asm.replace("32xi32", "64xi32"))
+    assert compiled_tile.lanes_hold_their_elements(layout % 1 + asm)
+    assert not compiled_tile.lanes_hold_their_elements(layout % 2 + asm)
+    assert not compiled_tile.lanes_hold_their_elements("#b = #ttg.slice<{dim = 1, parent = #c}>\n" + asm)
+    assert not compiled_tile.lanes_hold_their_elements(asm.replace("#b", "#ttg.slice<{dim = 1, parent = #c}>"))
+    assert not compiled_tile.lanes_hold_their_elements(layout % 1 + asm.replace("32xi32", "64xi32"))

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from scripts.machine_code.compiled_tile import SHAPES
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
-from sm120_code import SHAPES
 
 ODD = (
     *((64, 32, 1, 1), (96, 32, 5, 3), (64, 32, 2, 32), (256, 128, 3, 32)),

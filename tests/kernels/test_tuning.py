@@ -14,8 +14,8 @@ from sglang_sm120.commands.tune import search, tables
 from sglang_sm120.commands.tune.search import Comparison, GpuTimer, Search
 from sglang_sm120.kernels.sm120 import fp4_moe, tile_tables
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule, tuning
-from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Tile, Work
-from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table
+from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Work
+from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table, Tile
 
 SHAPE = Shape(256, 4096, 1024, 6)
 HERE = Machine("A", 188, triton.__version__)
@@ -145,7 +145,7 @@ def test_the_search_keeps_the_fastest_and_resumes(tmp_path):
     )  # fmt: skip
     assert complete
     (entry, _) = tile_tables.read(path, HERE).entries
-    assert tile_tables.read(path, HERE).tiles()[SHAPE, 1] == ((64, 8, 2, 1, 1), (32, 8, 4, 1, 1))
+    assert tile_tables.read(path, HERE).tiles()[SHAPE, 1] == (Tile(64, 8, 2), Tile(32, 8, 4))
     assert entry["us"] < entry["default_us"]
     assert 0 < entry["noise"] <= 0.02
     timer.asked.clear()

@@ -211,8 +211,9 @@ def test_triton_tells_real_calls_apart_as_the_keys_do(monkeypatch, activation):
     real, mxfp8 = set(keys), activation == "mxfp8"
     keys.clear()
     form = program.Form(
-        x.device, 1, TOP_K, EXPERTS, HIDDEN, 1024, torch.int32, HIDDEN, HIDDEN, True, 10.0, 1.0, mxfp8, mxfp8,
-        batch_invariant=False, wide_scales=False,
+        device=x.device, tokens=1, top_k=TOP_K, experts=EXPERTS, hidden=HIDDEN, inter=1024, ids=torch.int32,
+        x_stride=HIDDEN, y_stride=HIDDEN, y_aligned=True, limit=10.0, factor=1.0, mxfp8=mxfp8, fp8=mxfp8,
+        batch_invariant=False, wide_scales=False, format=moe.MXFP4,
     )  # fmt: skip
     steps = warming.needed_steps(form, 4096)
     for step in steps.values():

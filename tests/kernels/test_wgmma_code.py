@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import sm120_code
+from scripts.machine_code import compiled_tile
 from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
@@ -31,21 +31,21 @@ def config(kernel: str, tokens: int):
 def code(request):
     """(token tile, Triton's code of the loop, all machine code, that of the loop)."""
     made = config(*request.param)
-    compiled = sm120_code.compile_tile(made, 90)
+    compiled = compiled_tile.compile_tile(made, 90)
     ttgir = compiled.asm["ttgir"]
-    sass = sm120_code.run_tool("nvdisasm", ["-c"], compiled.asm["cubin"])
-    return made["tile"].tokens, ttgir[ttgir.index("scf.for") :], *sm120_code.main_loop(sass)
+    sass = compiled_tile.run_tool("nvdisasm", ["-c"], compiled.asm["cubin"])
+    return made["tile"].tokens, ttgir[ttgir.index("scf.for") :], *compiled_tile.main_loop(sass)
 
 
 def test_a_word_goes_from_shared_memory_to_the_mma(code):
     """Only scales change threads: two stores to shared memory a step, no permutes of codes, no spills, wgmma."""
     _, _, everything, loop = code
-    count = collections.Counter(sm120_code.opcode(i).split(".")[0] for i in loop)
+    count = collections.Counter(compiled_tile.opcode(i).split(".")[0] for i in loop)
     assert count["HGMMA"] >= 4
     assert count["STS"] <= 2
     assert count["PRMT"] <= 4
-    assert not [i for i in everything if sm120_code.opcode(i).startswith(("LDL", "STL"))]
-    assert not [i for i in loop if sm120_code.opcode(i).split(".")[0] in ("LDG", "LD")]
+    assert not [i for i in everything if compiled_tile.opcode(i).startswith(("LDL", "STL"))]
+    assert not [i for i in loop if compiled_tile.opcode(i).split(".")[0] in ("LDG", "LD")]
 
 
 def test_no_product_runs_on_while_the_next_step_decodes(code):

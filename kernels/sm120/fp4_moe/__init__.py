@@ -1,8 +1,21 @@
-"""MXFP4 mixture-of-experts layer (W4A16, W4A8) in Triton: ../README.md explains layout, regimes and limits."""
+"""Mixture-of-experts layer on MXFP4 (W4A16, W4A8) and NVFP4 (W4A16) weights in Triton: ../README.md explains it."""
 
 from . import reference
 from .layer import fp4_moe
 from .warming import warm_up
-from .weights.repack import PreparedWeights, prepare_mxfp4, restore
+from .weights.formats import MXFP4, NVFP4, Format
+from .weights.prepare import prepare_mxfp4, prepare_nvfp4, restore
+from .weights.prepared import PreparedWeights
 
-__all__ = ["PreparedWeights", "fp4_moe", "prepare_mxfp4", "reference", "restore", "warm_up"]
+__all__ = [
+    "MXFP4",
+    "NVFP4",
+    "Format",
+    "PreparedWeights",
+    "fp4_moe",
+    "prepare_mxfp4",
+    "prepare_nvfp4",
+    "reference",
+    "restore",
+    "warm_up",
+]

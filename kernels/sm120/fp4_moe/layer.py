@@ -12,7 +12,8 @@ import torch
 
 from . import runtime
 from .host import program, schedule, tuning
-from .weights.repack import PreparedWeights
+from .weights.formats import FORMATS, Format
+from .weights.prepared import PreparedWeights
 
 ACTIVATIONS = ("bf16", "mxfp8")
 MAX_TOP_K = 32
@@ -40,33 +41,42 @@ def fp4_moe(
     """y[t] = factor * sum over slots k of topk_weights[t, k] * expert(topk_ids[t, k])(x[t]), bf16 [T, H].
 
     x             bf16 [T, H], rows contiguous; never written
-    w             from `prepare_mxfp4`
+    w             from `prepare_mxfp4` or `prepare_nvfp4`
     topk_ids      int32|int64 [T, K], K <= 32; an id outside 0 .. E-1 (-1: not on this rank) contributes nothing,
                   whatever its weight
     topk_weights  float32 [T, K]
     swiglu_limit  an expert is w2 (silu(min(w1 x, L)) * clip(w3 x, -L, L)); None clamps nothing
-    activation    "bf16" (W4A16), or "mxfp8" (W4A8): x and the intermediate rounded to e4m3 with one scale per 32
+    activation    "bf16" (W4A16), or "mxfp8" (W4A8, MXFP4 weights only): x and the intermediate rounded to e4m3 with one
+                  scale per 32
     out           bf16 [T, H] to write to and return; shares no memory with x, topk_ids or topk_weights
     batch_invariant  a token's result has the same bits whatever else is in the batch
     check_ids     raise ValueError for ids outside -1 .. E-1 (synchronises; for debugging)
 
     Raises ValueError for anything else. Does not synchronise with the device and may be captured in a CUDA graph; the
-    workspace comes from torch's allocator. The same inputs give the same bits on every run. x must stay below 2**71 in
-    magnitude. On CPU tensors the same kernels run in Triton's interpreter.
+    workspace comes from torch's allocator. The same inputs give the same bits on every run. With MXFP4 x must
+    stay below 2**71 in magnitude. On CPU tensors the same kernels run in Triton's interpreter.
     """
     limit, factor = checked_limit(swiglu_limit), _checked_factor(routed_scaling_factor)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
     _check_types(x, w, topk_ids, topk_weights, out)
+    check_activation(activation, w.format)
     at_x, at_ids, at_out = x.data_ptr(), topk_ids.data_ptr(), 0 if out is None else out.data_ptr()
     call = _call(
-        (x.dtype, x.shape, x.stride(), x.device, at_x % 16 == 0),
-        (topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, at_ids % 16 == 0),
-        (topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
-        None if out is None else (out.dtype, out.shape, out.stride(), out.device, at_out % 16 == 0),
-        w.w13.device, w.num_experts, w.hidden_size, w.intermediate_size, w.wide_scales,
-        limit, factor, activation == "mxfp8", bool(batch_invariant), tuning._forced[-1] if tuning._forced else None,
-    )  # fmt: skip
+        x_about=(x.dtype, x.shape, x.stride(), x.device, at_x % 16 == 0),
+        ids_about=(topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, at_ids % 16 == 0),
+        weights_about=(topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
+        out_about=None if out is None else (out.dtype, out.shape, out.stride(), out.device, at_out % 16 == 0),
+        device=w.w13.device,
+        experts=w.num_experts,
+        hidden=w.hidden_size,
+        inter=w.intermediate_size,
+        wide_scales=w.wide_scales,
+        weight_format=w.format.name,
+        limit=limit,
+        factor=factor,
+        mxfp8=activation == "mxfp8",
+        batch_invariant=bool(batch_invariant),
+        forced=tuning._forced[-1] if tuning._forced else None,
+    )
     if check_ids:
         _check_ids(topk_ids, w.num_experts)
     if out is None:
@@ -130,10 +140,23 @@ class Call:
 
 @functools.lru_cache(maxsize=1024)
 def _call(
-    x_about: Facts, ids_about: Facts, weights_about: Facts, out_about: Facts | None, device: torch.device,
-    experts: int, hidden: int, inter: int, wide_scales: bool, limit: float, factor: float, mxfp8: bool,
-    batch_invariant: bool, forced: object,
-) -> Call:  # fmt: skip
+    *,
+    x_about: Facts,
+    ids_about: Facts,
+    weights_about: Facts,
+    out_about: Facts | None,
+    device: torch.device,
+    experts: int,
+    hidden: int,
+    inter: int,
+    wide_scales: bool,
+    weight_format: str,
+    limit: float,
+    factor: float,
+    mxfp8: bool,
+    batch_invariant: bool,
+    forced: object,
+) -> Call:
     """Check the tensors and prepare their launches; kept, because nothing here depends on addresses or values.
 
     forced: tiles that `tuning` tries just now; part of the key because programs are made with them.
@@ -151,9 +174,24 @@ def _call(
     parts = []
     for start in range(0, tokens if top_k else 0, chunk):
         form = program.Form(
-            device, min(chunk, tokens - start), top_k, experts, hidden, inter, ids.dtype, x_stride, y_stride,
-            out is None or out.aligned, limit, factor, mxfp8, fp8, batch_invariant, wide_scales,
-        )  # fmt: skip
+            device=device,
+            tokens=min(chunk, tokens - start),
+            top_k=top_k,
+            experts=experts,
+            hidden=hidden,
+            inter=inter,
+            ids=ids.dtype,
+            x_stride=x_stride,
+            y_stride=y_stride,
+            y_aligned=out is None or out.aligned,
+            limit=limit,
+            factor=factor,
+            mxfp8=mxfp8,
+            fp8=fp8,
+            batch_invariant=batch_invariant,
+            wide_scales=wide_scales,
+            format=FORMATS[weight_format],
+        )
         with torch.cuda.device(index) if index is not None else contextlib.nullcontext():
             parts.append((slice(start, start + chunk), program.Program(form)))
     spans = tuple(0 if t is None else _span(t.shape, t.strides) * t.dtype.itemsize for t in (x, ids, weights, out))
@@ -197,7 +235,7 @@ def _is_contiguous(t: About) -> bool:
 
 def _check_types(x: object, w: object, ids: object, weights: object, out: object) -> None:
     if not isinstance(w, PreparedWeights):
-        raise ValueError(f"w is {type(w).__name__}, expected what prepare_mxfp4 returns")
+        raise ValueError(f"w is {type(w).__name__}, expected what prepare_mxfp4 or prepare_nvfp4 returns")
     for name, t in (("x", x), ("topk_ids", ids), ("topk_weights", weights), ("out", out)):
         if not isinstance(t, torch.Tensor) and not (name == "out" and t is None):
             raise ValueError(f"{name} is {type(t).__name__}, expected a tensor of {' or '.join(map(str, TYPES[name]))}")
@@ -226,6 +264,17 @@ def _check_tensor(name: str, t: About, shape: tuple[int | None, ...], device: to
         raise ValueError(f"{name} has shape {tuple(t.shape)}, expected ({expected})")
     if t.device != device:
         raise ValueError(f"{name} is on {t.device}, expected {device} like the weights")
+
+
+def check_activation(activation: str, weights: Format) -> None:
+    """Raise ValueError unless weights of this format can be multiplied by activations of this kind."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}")
+    if activation == "mxfp8" and not weights.has_mxfp8:
+        raise ValueError(
+            f"activation is 'mxfp8', expected 'bf16' with {weights.title} weights: no block-scaled MMA takes 8-bit "
+            f"operands with a scale for each {weights.group} values"
+        )
 
 
 def checked_limit(limit: float | None) -> float:

@@ -1,9 +1,13 @@
-"""The MXFP4 mixture-of-experts layer in float64 plain torch: what every kernel here is held to.
+"""The mixture-of-experts layer in float64 plain torch: what every kernel here is held to.
 
-Formats are those of the OCP Microscaling Formats (MX) Specification v1.0: e2m1 elements, e8m0 scales, blocks of 32.
+MXFP4 is that of the OCP Microscaling Formats (MX) Specification v1.0: e2m1 elements, e8m0 scales, blocks of 32. NVFP4
+is that of NVIDIA's ModelOpt checkpoints: e2m1 elements, e4m3 scales, blocks of 16, and a float32 multiplier for each
+expert's matrix.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -20,10 +24,19 @@ def scale_to_float64(scale: torch.Tensor) -> torch.Tensor:
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Codes uint8|int8 [..., K/2] (low nibble = even k) and scales [..., K/32] -> float64 [..., K]."""
+    return _values(codes) * scale_to_float64(scale).repeat_interleave(32, dim=-1)
+
+
+def dequantize_nvfp4(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Codes uint8|int8 [..., K/2] and e4m3 scales uint8|float8_e4m3fn [..., K/16] -> float64 [..., K], no global."""
+    factor = scale.view(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
+    return _values(codes) * factor.repeat_interleave(16, dim=-1)
+
+
+def _values(codes: torch.Tensor) -> torch.Tensor:
     table = torch.tensor(E2M1_VALUES, dtype=torch.float64, device=codes.device)
     codes = codes.view(torch.uint8).to(torch.int64)
-    values = torch.stack([table[codes & 15], table[codes >> 4]], dim=-1).flatten(-2)
-    return values * scale_to_float64(scale).repeat_interleave(32, dim=-1)
+    return torch.stack([table[codes & 15], table[codes >> 4]], dim=-1).flatten(-2)
 
 
 def quantize_mxfp8(x: torch.Tensor) -> torch.Tensor:
@@ -69,20 +82,66 @@ def mxfp4_moe(
     """
     if activation not in ("exact", "mxfp8"):
         raise ValueError(f"activation is {activation!r}, expected 'exact' or 'mxfp8'")
+
+    def matrices(expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return dequantize(w13[expert], w13_scale[expert]), dequantize(w2[expert], w2_scale[expert])
+
+    rounding = quantize_mxfp8 if activation == "mxfp8" else None
+    y = _moe(x, len(w13), matrices, topk_ids, topk_weights, limit=swiglu_limit, rounding=rounding)
+    return y * routed_scaling_factor
+
+
+def nvfp4_moe(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w13_global: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w2_global: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    swiglu_limit: float | None = 10.0,
+    routed_scaling_factor: float = 1.0,
+) -> torch.Tensor:
+    """float64 [T, H]: `mxfp4_moe` for weights in NVFP4, in the checkpoint's layout (see `prepare_nvfp4`).
+
+    w1's and w3's rows of w13 are multiplied by w13_global[:, 0] and w13_global[:, 1], w2 by w2_global.
+    """
     inter = w13.shape[1] // 2
-    xs = (quantize_mxfp8(x) if activation == "mxfp8" else x).to(torch.float64)
+
+    def matrices(expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        factor = w13_global[expert].to(torch.float64).repeat_interleave(inter)[:, None]
+        first = dequantize_nvfp4(w13[expert], w13_scale[expert]) * factor
+        return first, dequantize_nvfp4(w2[expert], w2_scale[expert]) * w2_global[expert].to(torch.float64)
+
+    y = _moe(x, len(w13), matrices, topk_ids, topk_weights, limit=swiglu_limit)
+    return y * routed_scaling_factor
+
+
+def _moe(
+    x: torch.Tensor,
+    experts: int,
+    matrices: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    limit: float | None,
+    rounding: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """matrices: an expert's w13 and w2 in float64. rounding: of x and the intermediate."""
+    xs = (rounding(x) if rounding else x).to(torch.float64)
     y = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in topk_ids.unique().tolist():
-        if not 0 <= expert < w13.shape[0]:
+        if not 0 <= expert < experts:
             continue
         token, slot = (topk_ids == expert).nonzero(as_tuple=True)
-        both = xs[token] @ dequantize(w13[expert], w13_scale[expert]).T
-        gate, up = both[:, :inter], both[:, inter:]
-        if swiglu_limit is not None:
-            gate, up = gate.clamp(max=swiglu_limit), up.clamp(-swiglu_limit, swiglu_limit)
+        w13, w2 = matrices(expert)
+        gate, up = (xs[token] @ w13.T).chunk(2, dim=-1)
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         hidden = gate * torch.sigmoid(gate) * up
-        if activation == "mxfp8":
-            hidden = quantize_mxfp8(hidden).to(torch.float64)
-        out = hidden @ dequantize(w2[expert], w2_scale[expert]).T
-        y.index_add_(0, token, out * topk_weights[token, slot, None].to(torch.float64))
-    return y * routed_scaling_factor
+        if rounding:
+            hidden = rounding(hidden).to(torch.float64)
+        y.index_add_(0, token, (hidden @ w2.T) * topk_weights[token, slot, None].to(torch.float64))
+    return y

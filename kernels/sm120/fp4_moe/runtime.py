@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # A count of routes would be compiled anew for 1 and for multiples of 16, that is, while serving.
 COUNTS = ("num_routes", "num_experts")
 # Read by single elements, so that alignment would change no instruction.
-NARROW = ("weights_ptr",)
+NARROW = ("weights_ptr", "g_ptr")
 # Triton's runner: grid, stream, function, metadata, launch metadata, two hooks, arguments (3.6 to 3.9).
 DIRECT = all(hasattr(CompiledKernel, name) for name in ("run", "launch_metadata", "_init_handles"))
 _interpreter_lock = threading.RLock()

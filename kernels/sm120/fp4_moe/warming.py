@@ -13,7 +13,7 @@ import torch
 
 from . import layer, runtime
 from .host import program, schedule
-from .weights.repack import PreparedWeights
+from .weights.prepared import PreparedWeights
 
 MAX_WORKERS = 8  # several ranks of a server may compile at the same time
 
@@ -49,14 +49,27 @@ def warm_up(
         raise ValueError(f"top_k is {top_k!r}, expected 1 to {layer.MAX_TOP_K}")
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens!r}, expected at least 1, or None")
-    if activation not in layer.ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(map(repr, layer.ACTIVATIONS))}")
+    layer.check_activation(activation, w.format)
     mxfp8 = activation == "mxfp8"
     form = program.Form(
-        device, 1, top_k, w.num_experts, w.hidden_size, w.intermediate_size, torch.int32, w.hidden_size, w.hidden_size,
-        True, layer.checked_limit(swiglu_limit), 1.0, mxfp8, mxfp8 and program.has_native_fp8(device), batch_invariant,
-        w.wide_scales,
-    )  # fmt: skip
+        device=device,
+        tokens=1,
+        top_k=top_k,
+        experts=w.num_experts,
+        hidden=w.hidden_size,
+        inter=w.intermediate_size,
+        ids=torch.int32,
+        x_stride=w.hidden_size,
+        y_stride=w.hidden_size,
+        y_aligned=True,
+        limit=layer.checked_limit(swiglu_limit),
+        factor=1.0,
+        mxfp8=mxfp8,
+        fp8=mxfp8 and program.has_native_fp8(device),
+        batch_invariant=batch_invariant,
+        wide_scales=w.wide_scales,
+        format=w.format,
+    )
     chunk = schedule.chunk_tokens(top_k, w.hidden_size, w.intermediate_size)
     return _warm_up(form, chunk if max_tokens is None else min(chunk, max_tokens))
 

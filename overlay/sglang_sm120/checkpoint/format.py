@@ -30,6 +30,8 @@ class Shape:
     Attributes:
         kind: of `KINDS`; a draft's experts are FP8 in an `fp8` checkpoint and MXFP4 in the others.
         draft: of `DRAFTS`.
+        cast: NVFP4 experts are a lossless cast of MXFP4 (powers of two throughout), as ModelOpt can write them; else
+            their scales and global scales are 1.5 times and two thirds of those, which are none.
     """
 
     kind: str = "mxfp4"
@@ -48,6 +50,7 @@ class Shape:
     index_dim: int = 128
     vocabulary: int = 129280
     markov_rank: int = 256
+    cast: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("kind", KINDS), ("draft", DRAFTS)):

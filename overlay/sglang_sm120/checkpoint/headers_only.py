@@ -17,19 +17,20 @@ _PRO = replace(_FLASH, hidden=7168, intermediate=3072, experts=384, heads=128)
 _SIZES = {"flash": _FLASH, "pro": _PRO}
 
 
-def write(directory: Path, kind: str, draft: str, size: str = "flash") -> Path:
+def write(directory: Path, kind: str, draft: str, size: str = "flash", layers: int = _FLASH.layers) -> Path:
     """Write one.
 
     Args:
         kind: `mxfp4`, `hybrid-nvfp4` or `fp8`.
         draft: `nextn` or `dspark`.
         size: `flash` or `pro`.
+        layers: of the target, as `config.json` says; only the first one's headers are written.
 
     Raises:
         ValueError: kind or draft is none of these.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    shape = replace(_SIZES[size], kind=kind, draft=draft)
+    shape = replace(_SIZES[size], kind=kind, draft=draft, layers=layers)
     shards = [_expert(f"{b}.ffn.experts.0", k, shape) for b, k in (("layers.0", kind), ("mtp.0", shape.draft_kind))]
     for file, layout in zip(format.files(directory, len(shards)), shards, strict=True):
         begin = format.header(layout)

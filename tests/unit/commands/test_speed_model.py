@@ -35,7 +35,7 @@ def test_cards(gpu, sms, card):
 
 
 def test_the_instructions_are_those_of_the_report():
-    """Within a tenth of the worst of the table that scripts/sm120_report.py writes."""
+    """Within a tenth of the worst of the table that scripts/machine_code/report.py writes."""
     worst = {}
     for line in (ROOT / "kernels" / "sm120" / "README.md").read_text(encoding="utf-8").splitlines():
         cells = [c.strip() for c in line.split("|")]

@@ -7,7 +7,7 @@ import pytest
 from sglang_sm120 import __version__
 from sglang_sm120.commands.tune import tables
 from sglang_sm120.kernels.sm120 import tile_tables
-from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table
+from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table, Tile
 
 HERE = Machine("A", 188, "3.8.0")
 SHAPE = Shape(256, 4096, 1024, 6)
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "new" / "tiles.json"
     tables.write(path, Table(HERE, (GOOD,), (POINT,)))
     found = tile_tables.read(path, HERE)
-    assert found.tiles() == {(SHAPE, 4): ((32, 8, 3, 1, 1), (64, 8, 2, 1, 1))}
+    assert found.tiles() == {(SHAPE, 4): (Tile(32, 8), Tile(64, 8, 2))}
     assert found.kept == (POINT,)
     assert json.loads(path.read_text())["overlay"] == __version__
     assert [p.name for p in path.parent.iterdir()] == ["tiles.json"]

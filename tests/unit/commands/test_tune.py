@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tiny_checkpoint
+from scripts.checkpoints import tiny
 from sglang_sm120 import cli
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.commands.tune import search
@@ -167,7 +167,7 @@ def test_many_tokens_have_no_tiles_to_choose(gpu, capsys):
 
 @pytest.fixture
 def model(tmp_path):
-    return tiny_checkpoint.write(tmp_path / "model")
+    return tiny.write(tmp_path / "model")
 
 
 def test_shapes_come_from_the_checkpoint(model):

@@ -1,8 +1,8 @@
-"""Device functions that read prepared weights: codes to bf16 or e4m3 in registers, scale bytes to float32.
+"""Device functions that read prepared weights: codes to bf16 or e4m3 in registers, scale bytes to float32 or bf16.
 
 On a GPU the decode is the PTX of `layout`, four bytes (one word) at a time; it relies on the word's bytes being
-neighbours in a thread's registers, which scripts/sm120_report.py checks in the compiled form. The interpreter has no
-inline assembly, so there each element picks its bits out of its word by arithmetic.
+neighbours in a thread's registers, which scripts/machine_code/report.py checks in the compiled form. The interpreter
+has no inline assembly, so there each element picks its bits out of its word by arithmetic.
 """
 
 from __future__ import annotations
@@ -77,6 +77,44 @@ def scale_to_float32(byte, WIDE: tl.constexpr):
     if WIDE:
         bits = tl.where(byte == 0, 0x00400000, tl.where(byte == 255, 0x7FC00000, bits))
     return bits.to(tl.float32, bitcast=True)
+
+
+# NVFP4's scales as bf16 are 2**119 too large and decoded codes 2**126 too small: sums lack a factor of 2**7.
+NV_SUMS = tl.constexpr(2.0**7)
+
+
+@triton.jit
+def nv_factor(byte, ASM: tl.constexpr):
+    """Scales of E5M3 bytes (int32): with ASM a pair of equal bf16, times 2**119; without, float32. Wrong for 0."""
+    if ASM:  # noqa: SIM108 - Triton compiles one branch
+        factor = byte * 0x00100010 + 0x70007000
+    else:
+        factor = ((byte << 20) + 0x34800000).to(tl.float32, bitcast=True)
+    return factor
+
+
+@triton.jit
+def nv_factors(four, ODD: tl.constexpr, EACH: tl.constexpr, A: tl.constexpr, B: tl.constexpr, ASM: tl.constexpr):
+    """[A, B, 2 * EACH]: `nv_factor` of an even or odd block's two scales, each EACH times.
+
+    four: int32 [A, B] of a superblock's scale bytes: even block's first and second 16 codes, odd block's.
+    """
+    first, second = nv_factor((four >> 16 * ODD) & 255, ASM), nv_factor((four >> (16 * ODD + 8)) & 255, ASM)
+    both = tl.join(first, second)
+    return tl.reshape(tl.broadcast_to(both[:, :, :, None], (A, B, 2, EACH)), (A, B, 2 * EACH))
+
+
+@triton.jit
+def nv_scaled(codes, factors, ASM: tl.constexpr):
+    """Codes of `load_bf16_codes` times `nv_factors` of the same shape, exact: bf16 times 2**-7, or float32."""
+    if ASM:
+        # The factor comes in once for each code of a pair; the second is ignored.
+        y = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r,r", [codes, factors], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        y = codes * factors
+    return y
 
 
 @triton.jit

@@ -7,6 +7,7 @@ With dependent launch the first product lets the second begin only when its own 
 while the SMs are unevenly filled crowd onto a few of them, and a layer with few groups then took up to 1.7 times as
 long (benchmarks/NOTES.md). The sort does the same.
 
+Scale pointers have the format's type (`formats.Format.scales`): with that, their offsets are the same for both formats.
 Offsets into the weights, x and h are 64-bit per expert and row; those into a tile of h or o are 32-bit, because the
 workspace of a chunk keeps routes * H below 2**31 (`schedule.chunk_tokens`).
 """
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..runtime import kernel
-from .decode import round_to_mxfp8, to_bf16, to_fp8_bytes
+from .decode import NV_SUMS, round_to_mxfp8, to_bf16, to_fp8_bytes
 from .groups import own_group_by_scan, own_group_by_table
 from .product_bf16 import accumulate
 from .product_fp8 import accumulate_fp8
@@ -69,15 +70,27 @@ def _own_group(
     return expert, routes, count
 
 
+@triton.jit
+def _nv_global(g_ptr, place, ASM: tl.constexpr):
+    """What sums of an NVFP4 product are multiplied by, for the multiplier at this place."""
+    factor = tl.load(g_ptr + place)
+    if ASM:
+        factor *= NV_SUMS
+    return factor
+
+
 @kernel
 def gate_up(
-    x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, x_stride, limit, num_routes, num_experts,
+    x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, g_ptr, x_stride, limit, num_routes, num_experts,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
     SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, WIDE: tl.constexpr,
-    ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
+    NV: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes."""
+    """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes.
+
+    NV: weights in NVFP4, with multipliers at g_ptr, float32 [E, 2] (gate, up); else g_ptr is None.
+    """
     TILES: tl.constexpr = (2 * INTER + BN - 1) // BN
     pid = tl.program_id(0)
     tile = pid % TILES
@@ -90,21 +103,25 @@ def gate_up(
     x_rows = x_ptr + (routes // TOP_K).to(tl.int64) * x_stride
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 32)
+    if NV:
+        gate_global, up_global = _nv_global(g_ptr, 2 * expert, ASM), _nv_global(g_ptr, 2 * expert + 1, ASM)
     if FP8:
         xs_rows = xs_ptr + routes // TOP_K * ((HIDDEN + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, x_rows, xs_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
     elif MANY:
-        acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, ASM)
+        acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
     else:
         acc = accumulate(
-            w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, UNROLL, STAGES, X_SHIFT, WIDE, ASM
+            w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, UNROLL, STAGES, X_SHIFT, WIDE, NV, ASM
         )
     if PDL:  # not earlier: see the module's text
         tl.extra.cuda.gdc_launch_dependents()
     halves = tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BT)), (0, 2, 3, 1))
     gate, up = tl.split(halves)
+    if NV:
+        gate, up = gate * gate_global, up * up_global
     hidden = tl.reshape(clamped_swiglu(gate, up, limit), (BN // 2, BT))
     if FP8:
         _store_fp8(h_ptr, hs_ptr, hidden, routes, valid, tile, INTER, BN, BT)
@@ -120,13 +137,13 @@ def gate_up(
 
 @kernel
 def down(
-    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, num_routes, num_experts,
+    h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, g_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr,
-    WGMMA: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    WGMMA: tl.constexpr, WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """o [route, H] = second product, one row per route, in o's type."""
+    """o [route, H] = second product, one row per route, in o's type. NV: with multipliers at g_ptr, float32 [E]."""
     TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
     pid = tl.program_id(0)
     tile = pid % TILES
@@ -138,6 +155,8 @@ def down(
     h_rows = h_ptr + routes.to(tl.int64) * INTER
     w_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 2)
     s_ptr += expert.to(tl.int64) * (INTER * HIDDEN // 64)
+    if NV:
+        factor = _nv_global(g_ptr, expert, ASM)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -145,13 +164,15 @@ def down(
         hs_rows = hs_ptr + routes.to(tl.int64) * ((INTER + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, h_rows, hs_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
     elif MANY:
-        acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, ASM)
+        acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
     else:
         acc = accumulate(
-            w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, UNROLL, STAGES, H_SHIFT, WIDE, ASM
+            w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, UNROLL, STAGES, H_SHIFT, WIDE, NV, ASM
         )
+    if NV:
+        acc *= factor
     row = tile * BN + tl.arange(0, BN)
     offs = routes[None, :] * HIDDEN + row[:, None]
     mask = valid[None, :] & (row < HIDDEN)[:, None] if HIDDEN % BN != 0 else valid[None, :]

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..weights import layout
-from .decode import picked_value, scale_to_float32
+from .decode import nv_factors, picked_value, scale_to_float32
 
 _BF16 = layout.bf16_terms()
 # A word and a scale as two equal bf16 in; scaled pairs of codes out.
@@ -34,13 +34,25 @@ def _value(words, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def _scaled_half(words, byte, ODD: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
+def _word_factors(
+    scales, ODD: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr
+):  # fmt: skip
+    """[BN, SB * 8]: the scale of each word's codes of the even or odd block; with ASM as two equal bf16 (int32)."""
+    if NV:  # the first and the last four words of a superblock have a scale each
+        factor = tl.reshape(nv_factors(scales, ODD, 4, BN, SB, ASM), (BN, SB * 8))
+    else:
+        byte = (scales >> 8 * ODD) & 255
+        factor = (byte + 62) * 0x00800080 if ASM else scale_to_float32(byte, False)  # 2**(byte - 65) as bf16, twice
+        factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (BN, SB, 8)), (BN, SB * 8))
+    return factor
+
+
+@triton.jit
+def _scaled_half(words, factor, ODD: tl.constexpr, ASM: tl.constexpr):
     """[BN, SB * 8, 2, 2]: each word's four codes of the even or odd block times their scale, by place in a pair, pair.
 
-    words: [BN, SB * 8]; byte: the blocks' scale bytes [BN, SB]. With ASM bf16 bits, times 2**-64; without, float32.
+    words, factor: [BN, SB * 8]. With ASM bf16 bits, times 2**-64 or (NVFP4) 2**-7; without, float32.
     """
-    factor = (byte + 62) * 0x00800080 if ASM else scale_to_float32(byte, False)  # 2**(byte - 65) as bf16, twice
-    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (BN, SB, 8)), (BN, SB * 8))
     if ASM:
         first, second = tl.inline_asm_elementwise(
             SCALED_ODD if ODD else SCALED_EVEN, "=&r,=&r,r,r", [words, factor], (tl.int32, tl.int32), is_pure=True,
@@ -54,10 +66,10 @@ def _scaled_half(words, byte, ODD: tl.constexpr, BN: tl.constexpr, SB: tl.conste
 
 
 @triton.jit
-def _scaled_weights(words, pair, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
-    """[BN, SB * 64] in `layout.WGMMA_ORDER`: words [BN, SB * 8] and scale pairs [BN, SB], as `_scaled_half` scales."""
-    even = _scaled_half(words, pair & 255, False, BN, SB, ASM)
-    odd = _scaled_half(words, (pair >> 8) & 255, True, BN, SB, ASM)
+def _scaled_weights(words, scales, BN: tl.constexpr, SB: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr):
+    """[BN, SB * 64] in `layout.WGMMA_ORDER`: words [BN, SB * 8], their superblocks' scales [BN, SB] applied."""
+    even = _scaled_half(words, _word_factors(scales, 0, BN, SB, NV, ASM), 0, ASM)
+    odd = _scaled_half(words, _word_factors(scales, 1, BN, SB, NV, ASM), 1, ASM)
     # Dimensions: row; superblock, half of eight words, word of four; place in a pair, pair; even or odd block.
     w = tl.reshape(tl.join(even, odd), (BN, SB, 2, 4, 2, 2, 2))
     w = tl.reshape(tl.permute(w, (0, 1, 6, 2, 5, 3, 4)), (BN, SB * 64))
@@ -69,36 +81,41 @@ def _scaled_weights(words, pair, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.con
 @triton.jit
 def accumulate_wgmma(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N must be a multiple of BN, K of 64 SB; the activations' columns are in `layout.WGMMA_ORDER`.
+    N must be a multiple of BN, K of 64 SB; the activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times
+    2**-7.
     """
     tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
     row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
     w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + ((row // 32) * (4 * K) + row % 32 * 8)[:, None]
     w_ptrs += (word // 8 * 256 + word % 8)[None, :]
-    # Two rows' scales at once: four bytes, the least that is copied asynchronously.
-    two = tile * (BN // 2) + tl.arange(0, BN // 2)
-    s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None] + (block * 16)[None, :]
+    if NV:
+        s_ptrs = s_ptr + ((row // 32) * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
+    else:  # two rows' scales at once: four bytes, the least that is copied asynchronously
+        two = tile * (BN // 2) + tl.arange(0, BN // 2)
+        s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None]
+        s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
     acc = tl.full((BN, BT), 0.0, tl.float32)
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
-        words, pairs = tl.load(w_ptrs), tl.load(s_ptrs)
+        words, scales = tl.load(w_ptrs), tl.load(s_ptrs)
         x = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
         if not ASM:
             x = x.to(tl.float32)
-        pair = tl.reshape(tl.permute(tl.join(pairs & 0xFFFF, pairs >> 16), (0, 2, 1)), (BN, SB))
-        acc = tl.dot(_scaled_weights(words, pair, BN, SB, ASM), x, acc)
+        if not NV:
+            scales = tl.reshape(tl.permute(tl.join(scales & 0xFFFF, scales >> 16), (0, 2, 1)), (BN, SB))
+        acc = tl.dot(_scaled_weights(words, scales, BN, SB, NV, ASM), x, acc)
         if ASM:
             # Triton would leave products running beside the next step's decode, which then writes registers that they
             # still read: results of 128-token tiles were wrong. Code that takes the sums, even none, makes it wait.
             acc = tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
         w_ptrs += SB * 256
-        s_ptrs += SB * 16
+        s_ptrs += SB * 32 if NV else SB * 16
         x_ptrs += SB * 64
-    if ASM:
+    if ASM and not NV:
         acc *= 2.0**64
     return acc
 

@@ -2,7 +2,8 @@
 
 With 64 or more tokens a group, scaling each weight once is cheaper than scaling each sum per block, and the tile no
 longer fits one warp's registers, so the warps divide rows and tokens among themselves. Scaled weights are bf16 times
-2**-64, exact for scale bytes 66 .. 192, which includes `prepare.NARROW_SCALES`; other layers keep to `product_bf16`.
+2**-64, exact for MXFP4's scale bytes 66 .. 192, which includes `prepare.NARROW_SCALES`; other layers keep to
+`product_bf16`. NVFP4's are bf16 times 2**-7, exact for every scale.
 
 The decode happens in the MMA's operand registers, four neighbouring bytes a thread. SM90's wgmma wants two, which would
 tear the words apart: see `product_wgmma`.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import load_bf16_codes, scale_to_float32
+from .decode import load_bf16_codes, nv_factors, nv_scaled, scale_to_float32
 
 
 @triton.jit
@@ -34,13 +35,19 @@ def _scaled(codes, byte, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def _nv_scaled(codes, four, ODD: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, ASM: tl.constexpr):
+    """Decoded codes [BN, SB * 32] of even or odd blocks times their scales; four: [BN, SB] as `nv_factors` has it."""
+    return nv_scaled(codes, tl.reshape(nv_factors(four, ODD, 16, BN, SB, ASM), (BN, SB * 32)), ASM)
+
+
+@triton.jit
 def accumulate_wide(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N must be a multiple of BN, K of 64 SB.
+    N must be a multiple of BN, K of 64 SB. NV: with ASM, times 2**-7.
     """
     tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
     row = tile * BN + tl.arange(0, BN)
@@ -51,16 +58,20 @@ def accumulate_wide(
     acc = tl.full((BN, BT), 0.0, tl.float32)
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
         lo, hi = load_bf16_codes(w_ptr, w_offs, column[None, :], None, False, ASM)
-        pair = tl.load(s_ptr + s_offs).to(tl.int32)
+        scales = tl.load(s_ptr + s_offs).to(tl.int32)
         x_lo = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
         x_hi = tl.load(x_ptrs + 32, mask=valid[None, :], other=0.0)
         if not ASM:
             x_lo, x_hi = x_lo.to(tl.float32), x_hi.to(tl.float32)
-        acc = tl.dot(_scaled(lo, pair & 255, BN, SB, ASM), x_lo, acc)
-        acc = tl.dot(_scaled(hi, (pair >> 8) & 255, BN, SB, ASM), x_hi, acc)
+        if NV:
+            acc = tl.dot(_nv_scaled(lo, scales, 0, BN, SB, ASM), x_lo, acc)
+            acc = tl.dot(_nv_scaled(hi, scales, 1, BN, SB, ASM), x_hi, acc)
+        else:
+            acc = tl.dot(_scaled(lo, scales & 255, BN, SB, ASM), x_lo, acc)
+            acc = tl.dot(_scaled(hi, (scales >> 8) & 255, BN, SB, ASM), x_hi, acc)
         w_offs += SB * 1024
         s_offs += SB * 32
         x_ptrs += SB * 64
-    if ASM:
+    if ASM and not NV:
         acc *= 2.0**64
     return acc

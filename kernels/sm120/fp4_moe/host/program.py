@@ -18,7 +18,8 @@ import triton
 from .. import runtime
 from ..device import gemm, groups, reduce
 from ..runtime import Kernel, Pointer
-from ..weights.repack import PreparedWeights
+from ..weights.formats import Format
+from ..weights.prepared import PreparedWeights
 from . import schedule, tuning
 
 # Above this limit the intermediate could leave the range of the fast kernels: |h| <= limit**2, and 2**H_SHIFT times
@@ -26,11 +27,13 @@ from . import schedule, tuning
 NARROW_LIMIT = 2.0**13
 ALIGNMENT = 256  # bytes, of each part of the workspace
 GIVEN = ("x", "ids", "weights", "w13", "w13_scale", "w2", "w2_scale", "y")
+GLOBALS = ("w13_global", "w2_global")  # given besides where the format has them
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a program depends on. Strides are in elements; `fp8`: with `mxfp8`, multiply in e4m3 instead of bf16."""
+    """What a program depends on. Strides are in elements; `fp8`: with `mxfp8`, multiply in e4m3 instead of bf16;
+    `format`: of the weights."""
 
     device: torch.device
     tokens: int
@@ -48,11 +51,12 @@ class Form:
     fp8: bool
     batch_invariant: bool
     wide_scales: bool
+    format: Format
 
     @property
     def wide(self) -> bool:
         """Whether the kernels with more range must run."""
-        return self.wide_scales or self.limit > NARROW_LIMIT
+        return self.format.has_ends and (self.wide_scales or self.limit > NARROW_LIMIT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Program:
 
     def __init__(self, form: Form) -> None:
         self.device = form.device
+        self.given = GIVEN + GLOBALS if form.format.has_global else GIVEN
         self.steps, self.buffers = steps(form)
         self.offsets, end = [], 0
         for buffer in self.buffers:
@@ -91,7 +96,7 @@ class Program:
         self.bytes = end + ALIGNMENT  # torch's allocators align more than Python's, but promise nothing
         if runtime.is_compiled(form.device):
             self._index = form.device.index or 0
-            place = {name: i for i, name in enumerate((*GIVEN, *(b.name for b in self.buffers)))}
+            place = {name: i for i, name in enumerate((*self.given, *(b.name for b in self.buffers)))}
             self._launches = []
             for s in self.steps:
                 pick = operator.itemgetter(*(place[a.name] for a in s.args if isinstance(a, Pointer)))
@@ -102,7 +107,9 @@ class Program:
     ) -> None:
         """y = the layer's output. The tensors are as the form says; the device is the current one."""
         space = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
-        given = (x, ids, weights, w.w13, w.w13_scale, w.w2, w.w2_scale, y)
+        given: tuple[Any, ...] = (x, ids, weights, w.w13, w.w13_scale, w.w2, w.w2_scale, y)
+        if self.given is not GIVEN:
+            given += (w.w13_global, w.w2_global)
         start = space.data_ptr()
         skip = -start % ALIGNMENT
         if not runtime.is_compiled(self.device):
@@ -117,7 +124,7 @@ class Program:
             launch(stream, enter, leave, pick(addresses))
 
     def _interpret(self, space: torch.Tensor, given: tuple[torch.Tensor, ...]) -> None:
-        tensors = dict(zip(GIVEN, given, strict=True))
+        tensors = dict(zip(self.given, given, strict=True))
         for buffer, offset in zip(self.buffers, self.offsets, strict=True):
             tensors[buffer.name] = space[offset : offset + buffer.bytes].view(buffer.dtype).view(buffer.shape)
         for s in self.steps:
@@ -127,7 +134,10 @@ class Program:
 
 def plan(f: Form) -> schedule.Plan:
     """The tiles of a form."""
-    work = schedule.Work(f.tokens, f.top_k, f.experts, f.hidden, f.inter, f.mxfp8, f.fp8, f.batch_invariant, f.wide)
+    work = schedule.Work(
+        f.tokens, f.top_k, f.experts, f.hidden, f.inter, mxfp8=f.mxfp8, fp8=f.fp8, invariant=f.batch_invariant,
+        wide_range=f.wide, format=f.format,
+    )  # fmt: skip
     return tuning.plan(f.device, work)
 
 
@@ -150,6 +160,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
         "MANY": p.many,
         "WGMMA": wgmma,
         "WIDE": f.wide,
+        "NV": f.format.has_global,
         "ASM": runtime.is_compiled(f.device),
         "FP8": f.fp8,
     }
@@ -157,16 +168,20 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
     h, hs = Pointer("h", middle[0].dtype), middle[-1].name
     o = Pointer("o", p.partial)
     buffers += [*middle, Buffer("o", p.partial, (routes, f.hidden))]
-    codes, pairs = torch.uint8, torch.int16  # of the scale bytes
+    codes, scales = torch.uint8, f.format.scales
+    up_global, down_global = (Pointer(n, torch.float32) if f.format.has_global else None for n in GLOBALS)
     up = (
-        x, xs, Pointer("w13", codes), Pointer("w13_scale", pairs), h, Pointer(hs, h.dtype), sorted_ids, table,
-        f.hidden if f.mxfp8 or wgmma else f.x_stride, f.limit, routes, f.experts,
+        x, xs, Pointer("w13", codes), Pointer("w13_scale", scales), h, Pointer(hs, h.dtype), sorted_ids, table,
+        up_global, f.hidden if f.mxfp8 or wgmma else f.x_stride, f.limit, routes, f.experts,
     )  # fmt: skip
-    down = (h, Pointer(hs, pairs), Pointer("w2", codes), Pointer("w2_scale", pairs), o, sorted_ids, table)
+    down = (
+        h, Pointer(hs, torch.int16), Pointer("w2", codes), Pointer("w2_scale", scales), o, sorted_ids, table,
+        down_global, routes, f.experts,
+    )  # fmt: skip
     grids = [(p.groups * -(-n // t.rows),) for n, t in ((2 * f.inter, p.gate_up), (f.hidden, p.down))]
     made += [
         Step(gemm.gate_up, grids[0], up, {"TOP_K": f.top_k, "QUANT": f.mxfp8} | _tile(p.gate_up) | shared),
-        Step(gemm.down, grids[1], (*down, routes, f.experts), _tile(p.down) | shared),
+        Step(gemm.down, grids[1], down, _tile(p.down) | shared),
         _combine(f, o, p.scan, common | {"ASM": runtime.is_compiled(f.device)}),
     ]
     return made, buffers

@@ -7,28 +7,19 @@ import functools
 
 import torch
 
+from ...tile_tables import Tile
+from ..weights.formats import MXFP4, Format
+
 SCAN_LIMIT = 32  # routes up to which each program compares all ids with each other to find its group: a warp's lanes
 CHUNK_TOKENS = 8192  # prefill goes in chunks of at most this, and of about WORKSPACE_BYTES: see `chunk_tokens`
 WORKSPACE_BYTES = 640 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
-    """rows (BN) x tokens (BT) of a program; stages of its pipeline, warps, superblocks of 64 columns a step, steps that
-    one pass of its loop unrolls (W4A16 below `many` only)."""
-
-    rows: int
-    tokens: int
-    stages: int = 3
-    warps: int = 1
-    superblocks: int = 2
-    unroll: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
 class Work:
     """What decides a plan. mxfp8 rounds in the first product's epilogue, fp8 multiplies natively; `wide_range` layers
-    need the slower exact kernels; `invariant` wants a token's bits not to depend on its batch."""
+    need the slower exact kernels; `invariant` wants a token's bits not to depend on its batch; `format` is that of the
+    weights."""
 
     tokens: int
     top_k: int
@@ -39,6 +30,7 @@ class Work:
     fp8: bool = False
     invariant: bool = False
     wide_range: bool = False
+    format: Format = MXFP4
 
     @property
     def routes(self) -> int:
@@ -78,7 +70,7 @@ def chunk_tokens(top_k: int, hidden: int, inter: int) -> int:
 def plan(work: Work, sms: int, sm90: bool) -> Plan:
     """The launch for this work on a GPU of `sms` SMs.
 
-    Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, sums scaled in float32),
+    Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, each with its own sums),
     whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16, and with
     fp8 the widest groups, which take fewer superblocks a step.
     """
@@ -107,7 +99,7 @@ def _group_width(expected: float, fp8: bool) -> int:
     if expected <= 16 and not fp8:
         return 16
     # On SM120 128 x 64 sums spill with Triton before 3.8, and three passes over 96 tokens at 4.0 instructions a weight
-    # (scripts/sm120_report.py) cost what two at 5.6 do.
+    # (scripts/machine_code/report.py) cost what two at 5.6 do.
     return 64 if expected > 40 and fp8 else 32
 
 

@@ -17,20 +17,12 @@ import torch
 import triton
 
 from ... import tile_tables
-from ...tile_tables import Machine, Shape
+from ...tile_tables import CANDIDATES, Entries, Machine, Shape, Tile
 from . import schedule
-from .schedule import Plan, Tile, Work
+from .schedule import Plan, Work
 
+__all__ = ["CANDIDATES", "Forced", "machine", "may_unroll", "plan", "table", "trying"]
 logger = logging.getLogger(__name__)
-
-
-def _tile(numbers: tile_tables.Tile) -> Tile:
-    rows, tokens, stages, warps, unroll = numbers
-    return Tile(rows, tokens, stages, warps, unroll=unroll)
-
-
-CANDIDATES = tuple(_tile(numbers) for numbers in tile_tables.CANDIDATES)
-Entries = dict[tuple[Shape, int], tuple[Tile, Tile]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +53,7 @@ def _plan(device: torch.device, work: Work) -> Plan:
     p = _default(device, work)
     if device.type != "cuda":
         return p
-    shape = Shape(work.experts, work.hidden, work.inter, work.top_k)
+    shape = Shape(work.experts, work.hidden, work.inter, work.top_k, format=work.format.name)
     tiles = table(device).get((shape, 1 << (work.tokens - 1).bit_length()))
     return _with_tiles(p, work, tiles) if tiles else p
 
@@ -106,7 +98,7 @@ def table(device: torch.device) -> Entries:
         logger.warning("Ignoring the tile table %s: %s", path, error)
         return {}
     logger.info("Tiles of %d shapes and token counts from %s", len(found), path)
-    return {key: (_tile(gate_up), _tile(down)) for key, (gate_up, down) in found.items()}
+    return found
 
 
 @contextlib.contextmanager

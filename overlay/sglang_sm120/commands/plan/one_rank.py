@@ -63,14 +63,14 @@ def quantization_config(config: Any) -> Any:
     from sglang.srt.model_loader import loader
 
     # The loader finds the model's class by importing all of SGLang's models; only DeepSeek-V4's are wanted here.
-    by_name, loader.get_model_architecture = loader.get_model_architecture, _deepseek_class
+    by_name, loader.get_model_architecture = loader.get_model_architecture, deepseek_class
     try:
         return loader._get_quantization_config(config, LoadConfig())
     finally:
         loader.get_model_architecture = by_name
 
 
-def _deepseek_class(config: Any) -> tuple[type, str]:
+def deepseek_class(config: Any) -> tuple[type, str]:
     """The class of SGLang's DeepSeek-V4 models that an architecture names."""
     architecture = config.hf_config.architectures[0]
     for name in ("deepseek_v4", "deepseek_v4_nextn", "deepseek_v4_dspark"):

@@ -45,7 +45,7 @@ CARDS = {
     "GB10 (DGX Spark)": Card(48, 2.4e9, 0.273e12, 62.5e12, 250e12, r"GB10\b"),
 }
 # Thread-instructions of the main loop per weight by token tile, the worst for sm_120a in the table that
-# scripts/sm120_report.py writes into kernels/sm120/README.md.
+# scripts/machine_code/report.py writes into kernels/sm120/README.md.
 INSTRUCTIONS: dict[str, dict[int, float]] = {
     "bf16": {8: 2.76, 16: 3.45, 32: 4.67},
     "mxfp8": {8: 1.86, 32: 2.43, 64: 3.25},

@@ -1,0 +1,196 @@
+"""Load the draft's MoE layer of a checkpoint through SGLang and run it on one rank, without a GPU.
+
+    python scripts/layers/draft_layer.py MODEL [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
+
+SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it
+with the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes
+them in Triton's interpreter. The result is compared with the float64 oracle on the same shard, read from the files
+directly. Prints one JSON document: method, runner, rank, parameters, bytes held and in the checkpoint, and the errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.upstream import server_flags
+
+PREFIX = "model.decoder.mlp.experts"
+
+
+def _flags(tp: int, ep: int) -> list[str]:
+    return ["--tp", str(tp), "--ep-size", str(ep), *server_flags.eagle()]
+
+
+def resolve(model: Path, tp: int, ep: int, rank: int) -> Any:
+    """Plugins, flags and configuration, as in the scheduler of a rank."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    server_args = prepare_server_args(["--model-path", str(model), *_flags(tp, ep)])
+    server_flags.resolve(server_args)
+    one_rank.publish_as_scheduler(server_args, rank)
+    return server_flags.model_config(server_args, draft_path=str(model))
+
+
+def build(model_config: Any) -> Any:
+    """SGLang's NextN model reduced to its experts; loading is SGLang's, unchanged."""
+    import torch
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+    from sglang.srt.models.deepseek_v4_nextn import DeepseekV4ForCausalLMNextN
+
+    class Experts(DeepseekV4ForCausalLMNextN):
+        def __init__(self, config: Any, quant_config: Any) -> None:
+            torch.nn.Module.__init__(self)
+            self.config, self.quant_config = config, quant_config
+            self.num_fused_shared_experts, self.wo_a_fp8 = 0, True
+            self.pp_group = _OnlyRank()
+            self.model = torch.nn.Module()
+            self.model.decoder = torch.nn.Module()
+            self.model.decoder.mlp = torch.nn.Module()
+            self.model.decoder.mlp.experts = FusedMoE(
+                num_experts=config.n_routed_experts,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.moe_intermediate_size,
+                layer_id=0,
+                top_k=config.num_experts_per_tok,
+                params_dtype=torch.bfloat16,
+                quant_config=quant_config,
+                prefix=PREFIX,
+                routed_scaling_factor=config.routed_scaling_factor,
+                swiglu_limit=config.swiglu_limit,
+            )
+
+        def post_load_weights(self, is_nextn: bool = True, weight_names: Any = None) -> None:
+            """Nothing but experts here."""
+
+    with one_rank.speculative_context():
+        return Experts(model_config.hf_config, one_rank.quantization_config(model_config))
+
+
+class _OnlyRank:
+    is_first_rank = is_last_rank = True
+
+
+def load(model: Any, model_config: Any) -> None:
+    """What SGLang's default loader does: iterate over the files, load, post-process."""
+    import torch
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    loader = DefaultModelLoader(LoadConfig())
+    # SGLang insists on a place for attention and shared experts, which this model leaves out.
+    weights = loader._get_all_weights(model_config, model)
+    model.load_weights((name, tensor) for name, tensor in weights if ".ffn.experts." in name)
+    DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
+
+
+def shard(directory: Path, tp: int, ep: int, rank: int) -> tuple[list[Any], int]:
+    """The rank's w13, w13_scale, w2, w2_scale straight from the files, and its first expert."""
+    import torch
+    from safetensors import safe_open
+
+    config = json.loads((directory / "config.json").read_text())
+    weight_map = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    columns = tp // ep  # ranks that share an expert
+    count = config["n_routed_experts"] // ep
+    first, part = rank // columns * count, rank % columns
+
+    def tensor(expert: int, name: str) -> Any:
+        key = f"mtp.0.ffn.experts.{expert}.{name}"
+        with safe_open(directory / weight_map[key], "pt") as file:
+            whole = file.get_tensor(key).view(torch.uint8)
+        axis = 1 if name.startswith("w2") else 0
+        return whole.chunk(columns, axis)[part]
+
+    experts = range(first, first + count)
+    out = []
+    for kind in ("weight", "scale"):
+        gate_up = [torch.cat([tensor(e, f"w1.{kind}"), tensor(e, f"w3.{kind}")]) for e in experts]
+        down = [tensor(e, f"w2.{kind}") for e in experts]
+        out += [torch.stack(gate_up), torch.stack(down)]
+    return [out[0], out[2], out[1], out[3]], first
+
+
+def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, tokens: int, seed: int) -> float:
+    """Relative L2 error of the layer against the float64 oracle on random tokens."""
+    import torch
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    from sglang_sm120.kernels.sm120 import fp4_moe
+
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, config.hidden_size, generator=g).bfloat16()
+    logits = torch.randn(tokens, config.n_routed_experts, generator=g)
+    scores, ids = torch.nn.functional.softplus(logits).sqrt().topk(config.num_experts_per_tok)
+    probabilities = scores / scores.sum(-1, keepdim=True)
+    before = x.clone()
+    with torch.inference_mode():
+        got = layer(x, StandardTopKOutput(probabilities, ids.to(torch.int32), logits))
+    if not torch.equal(x, before):
+        raise SystemExit("the layer overwrote its input")
+    here = (ids >= first_expert) & (ids < first_expert + weights[0].shape[0])
+    want = fp4_moe.reference.mxfp4_moe(
+        x, *weights, torch.where(here, ids - first_expert, -1), probabilities,
+        swiglu_limit=config.swiglu_limit, routed_scaling_factor=config.routed_scaling_factor,
+    )  # fmt: skip
+    return float((got.double() - want).norm() / want.norm())
+
+
+def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool) -> dict[str, Any]:
+    """Build, load, run and compare; with `update`, load the files once more as a runtime weight update does."""
+    import torch
+
+    model_config = resolve(directory, tp, ep, rank)
+    model = build(model_config)
+    layer, config = model.model.decoder.mlp.experts, model_config.hf_config
+    errors = []
+    for seed in range(2 if update else 1):
+        load(model, model_config)
+        weights, first = shard(directory, tp, ep, rank)
+        with one_rank.speculative_context(), one_rank.simulated_rank():
+            errors.append(compare(layer, weights, first, config, tokens, seed))
+    return {
+        "method": type(layer.quant_method).__name__,
+        "runner": one_rank.runner_of(layer),
+        "tp": tp,
+        "ep": ep,
+        "rank": rank,
+        "parameters": {n: [str(p.dtype), *p.shape] for n, p in layer.named_parameters()},
+        "bytes": sum(p.untyped_storage().nbytes() for p in layer.parameters()),
+        "checkpoint_bytes": sum(w.nbytes for w in weights),
+        "in_place": all(
+            t.data_ptr() in {p.data_ptr() for p in layer.parameters()}
+            for t in vars(layer.quant_method.weights).values()
+            if isinstance(t, torch.Tensor)
+        ),
+        "error": errors[0],
+        "updated_error": errors[1] if update else None,
+    }
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    for name, default in (("tp", 2), ("ep", 1), ("rank", 0), ("tokens", 6)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--update", action="store_true", help="load a second time, as a runtime weight update does")
+    a = parser.parse_args()
+    answer_to = os.dup(1)
+    os.dup2(2, 1)  # SGLang's own messages must not mix with the answer
+    simulate.install("sm120", memory_gib=96)
+    answer = run(a.model, a.tp, a.ep, a.rank, a.tokens, a.update)
+    os.write(answer_to, (json.dumps(answer, indent=1) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
