@@ -7,6 +7,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.moe import decisions, known_kernels, runners
+from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.choose import mxfp4_method
 from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
 from sglang_sm120.patching import on_import, replace, still_reached
@@ -47,7 +48,7 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Cal
             flag = runners.DRAFT_FLAG if role == "draft" else runners.TARGET_FLAG
             raise SystemExit(
                 f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: {reason}. "
-                f"Pass {flag} {' or '.join(known_kernels.offered('mxfp4'))}"
+                f"Pass {flag} {launch_of.flag_values('mxfp4')}"
             )
         # EAGLE has swapped the runner, so SGLang has done what the flag says, unless it says ours.
         ignored = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG
-from sglang_sm120.settings import DRAFT_MOE, RUNNER, SM12X
+from sglang_sm120.settings import DRAFT_MOE, RUNNER, SM12X, TARGET_MOE
 from sglang_sm120.upstream import releases, server_flags
 
 TP2 = ("--tp", "2")
@@ -93,6 +93,16 @@ def _target_runners() -> list[Row]:
         for runner in runners
     ]
     rows += [Row(kind, target_runner=RUNNER, in_releases=_TAKES_NAMES) for kind in ("hybrid-nvfp4", "mxfp4")]
+    by_variable = {
+        "hybrid-nvfp4": ("marlin", "flashinfer_cutlass", "flashinfer_mxfp4"),
+        "mxfp4": (RUNNER, "marlin"),
+        "fp8": (RUNNER,),
+    }
+    rows += [Row(kind, env={TARGET_MOE.name: runner}) for kind, asked in by_variable.items() for runner in asked]
+    rows += [
+        Row("mxfp4", draft, env={TARGET_MOE.name: RUNNER}, in_releases=_of(draft)) for draft in ("EAGLE", "DSPARK")
+    ]
+    rows += [Row("hybrid-nvfp4", target_runner="marlin", env={TARGET_MOE.name: RUNNER})]
     return [*rows, Row("hybrid-nvfp4", "EAGLE", target_runner="marlin")]
 
 
@@ -114,6 +124,7 @@ def _shapes() -> list[Row]:
     whole = {"SGLANG_SHARED_EXPERT_TP1": "1"}  # a sixteenth of V4-Pro's is 192 columns, which SGLang refuses
     return [
         Row("hybrid-nvfp4", "EAGLE", flags=ep2),
+        Row("hybrid-nvfp4", target_runner="flashinfer_cutlass", flags=ep2),
         Row("hybrid-nvfp4", "EAGLE", flags=("--tp", "4", "--ep-size", "4"), archs=SM12X),
         Row("hybrid-nvfp4", "EAGLE", flags=(*TP2, "--quantization", "fp8")),
         Row("mxfp4", "EAGLE", flags=("--tp", "16"), size="pro", env=whole),

@@ -2,7 +2,7 @@
 
 From SGLang's dispatch and the kernels' own build lists: trtllm-gen and CuteDSL MoE kernels exist for SM100 only, and
 SGLang's NVFP4 method implements no runner but these two families, FlashInfer CUTLASS and Marlin. Routing, the patches,
-`plan`, `verify` and the documents ask here. No torch, no SGLang.
+`plan` and `verify` ask here. No torch, no SGLang.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Literal
 from sglang_sm120.settings import RUNNER
 
 Format = Literal["nvfp4", "mxfp4", "fp8"]
-METHOD = "Sm120Mxfp4MoEMethod"  # moe/method.py; by name, because that module needs torch and SGLang
+# moe/method.py and moe/nvfp4_method.py; by name, because these modules need torch and SGLang.
+METHOD, OUR_NVFP4_METHOD = "Sm120Mxfp4MoEMethod", "Sm120Nvfp4MoEMethod"
+OURS = (METHOD, OUR_NVFP4_METHOD)
 NVFP4_METHOD, FP8_METHOD = "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"  # SGLang's, each for several runners
 NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
 SM12X = 12  # major compute capability
@@ -62,7 +64,9 @@ _TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True)
 _DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8 and packed FP4
 _SGL_TRTLLM, _MEGAMOE = _kernel("SGLang TRT-LLM", None, 10), _kernel("FlashInfer MegaMoE", None, 10)
 
+# Ours: made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to them.
 _NVFP4: dict[str, Kernel] = {
+    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True),
     "flashinfer_cutlass": _kernel("FlashInfer CUTLASS NVFP4", NVFP4_METHOD, 10, 12, offered=True, global_ids=True),
     "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True),
     "flashinfer_trtllm": _TRTLLM_NVFP4,
@@ -81,14 +85,12 @@ _NVFP4: dict[str, Kernel] = {
         "hpc_ops",
         "aiter",
     ),
-    **_none("it reads MXFP4, and this checkpoint's target experts are NVFP4", RUNNER),
 }
 _MXFP4: dict[str, Kernel] = {
     "flashinfer_mxfp4": _kernel(
         "FlashInfer CUTLASS MXFP4", "Mxfp4FlashinferCutlassMoEMethod", 9, 12, offered=True, global_ids=True
     ),
     "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True),
-    # Made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to it.
     RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True),
     "humming": _kernel("Humming MXFP4", "Mxfp4HummingMoEMethod", 9, 10, 12),
     "deep_gemm": _DEEP_GEMM,
@@ -114,7 +116,7 @@ _FP8: dict[str, Kernel] = {
     "flashinfer_trtllm": _TRTLLM_FP8,
     "flashinfer_trtllm_routed": _TRTLLM_FP8,
     **_none("SGLang's FP8 method has no such kernel", "flashinfer_mxfp4", "marlin", "humming", "triton_kernel"),
-    **_none("it reads MXFP4, and this checkpoint's experts are FP8", RUNNER),
+    **_none("it reads NVFP4 and MXFP4, and this checkpoint's experts are FP8", RUNNER),
 }
 _BY_FORMAT: dict[Format, dict[str, Kernel]] = {"nvfp4": _NVFP4, "mxfp4": _MXFP4, "fp8": _FP8}
 # (format of the experts, value of SGLang's runner flag) -> kernel; in the order in which runners are offered.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
-from sglang_sm120.settings import DRAFT_RUNNERS, RUNNER
+from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
@@ -58,37 +58,61 @@ def route_draft(launch: Launch) -> Route:
 
 
 def _nvfp4_target(launch: Launch) -> Route:
-    asked = launch.target_runner
-    reason = known_kernels.why_not("nvfp4", asked)
+    source, asked = _asked_target(launch)
+    reason = known_kernels.why_not("nvfp4", asked) or _nvfp4_obstacle(launch, asked)
     if reason is not None:
-        hint = f"; {RUNNER} can run the draft: {DRAFT_FLAG} {RUNNER}" if asked == RUNNER else ""
-        raise RouteError(_refusal(TARGET_FLAG, asked, reason, known_kernels.offered("nvfp4")) + hint)
+        raise RouteError(_refusal(source, asked, reason, _nvfp4_working(launch)))
     if launch.quantization not in (None, "fp8"):
         raise RouteError(
             f"--quantization {launch.quantization} is not what this checkpoint is (its target experts are NVFP4, the "
             "rest FP8); leave the flag out"
         )
     if asked != "auto":
-        return Route(None, f"{TARGET_FLAG} {asked} was asked for")
-    if launch.ep not in (1, launch.tp):
-        return Route(
-            "marlin", f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep}); Marlin takes any"
-        )
-    if launch.quantization is not None:
-        return Route(
-            "marlin",
-            f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}; without that flag "
-            "(it is redundant here) the target runs on FlashInfer CUTLASS",
-        )
-    return Route("flashinfer_cutlass", "NVFP4 kernels for SM120; SGLang's default for this checkpoint is SM100 only")
+        return Route(None if source == TARGET_FLAG else asked, f"{source} {asked} was asked for")
+    ours = _nvfp4_obstacle(launch, RUNNER)
+    if ours is None:
+        return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
+    cutlass = _nvfp4_obstacle(launch, "flashinfer_cutlass")
+    if cutlass is None:
+        return Route("flashinfer_cutlass", f"{RUNNER} cannot run the target: {ours}")
+    return Route("marlin", f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}")
+
+
+def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
+    """Why a launch keeps a runner with kernels for NVFP4 from running the target; None if it does not."""
+    if runner == RUNNER and launch.unreached is not None:
+        return launch.unreached
+    if runner == RUNNER and launch.all_to_all != "none":
+        return f"--moe-a2a-backend {launch.all_to_all} brings a dispatch of its own"
+    if runner == "flashinfer_cutlass" and launch.ep not in (1, launch.tp):
+        return f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep})"
+    if runner == "flashinfer_cutlass" and launch.quantization is not None:
+        return f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}, which is redundant here"
+    return None
+
+
+def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
+    """The runners to offer that this SGLang's flags have, and that the launch lets run the target."""
+    missing = set() if launch.takes_names else {RUNNER}
+    offered = known_kernels.offered("nvfp4")
+    return tuple(r for r in offered if r not in missing and _nvfp4_obstacle(launch, r) is None)
 
 
 def _mxfp4_target(launch: Launch) -> Route:
-    asked = launch.target_runner
-    _refuse_mxfp4(launch, TARGET_FLAG, asked)
+    source, asked = _asked_target(launch)
+    _refuse_mxfp4(launch, source, asked)
     if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
         return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
+    if asked != "auto" and source != TARGET_FLAG:
+        return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+
+
+def _asked_target(launch: Launch) -> tuple[str, str]:
+    """Where the target's runner was asked for, and which; SGLang's flag wins over our variable."""
+    if launch.target_runner != "auto":
+        return TARGET_FLAG, launch.target_runner
+    return TARGET_MOE.name, launch.target_default
 
 
 def _mxfp4_draft(launch: Launch) -> Route:
@@ -119,7 +143,7 @@ def _asked_draft(launch: Launch) -> tuple[str, str]:
     """Where the draft's runner was asked for, and which; SGLang's flag wins over our variable."""
     if launch.draft_runner not in (None, "auto"):
         return DRAFT_FLAG, str(launch.draft_runner)
-    return "SGLANG_SM120_DRAFT_MOE", launch.draft_default
+    return DRAFT_MOE.name, launch.draft_default
 
 
 def _refuse_fp8(source: str, asked: str | None) -> None:

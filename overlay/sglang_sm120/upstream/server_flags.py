@@ -17,9 +17,10 @@ from sglang_sm120.upstream.protocols import ResolvedFlags
 Role = Literal["target", "draft"]
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 
-# Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
-# top-k and graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean
-# it, because SGLang's own triton runner reads FP8.
+# Where SGLang takes built-in runner names only, its flags carry this one for ours. SGLang then prepares ids, top-k and
+# graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean it,
+# because SGLang's own triton runner reads FP8. (SGLang prepares Marlin alike, but a scheduler could not tell ours from
+# Marlin itself.)
 STAND_IN = "triton"
 
 
@@ -32,6 +33,11 @@ def eagle(steps: int = 1) -> list[str]:
 def flag_name(runner: str) -> str:
     """The name that stands for a runner in SGLang's flags."""
     return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner
+
+
+def meant(value: str) -> str:
+    """The runner that a value of SGLang's flags stands for where the experts are packed FP4: undoes `flag_name`."""
+    return RUNNER if value == STAND_IN and not features.takes_runner_names() else value
 
 
 def resolving(server_args: Any) -> ResolvedFlags:
@@ -99,9 +105,7 @@ def layer_runner(prefix: str) -> str:
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
 
     asked = _published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
-    if asked == STAND_IN and not features.takes_runner_names():
-        return RUNNER
-    return str(asked or get_moe_runner_backend().value)
+    return meant(str(asked or get_moe_runner_backend().value))
 
 
 def _published(field: str) -> Any:

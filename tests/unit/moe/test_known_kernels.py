@@ -8,7 +8,7 @@ import pytest
 
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.known_kernels import KERNELS
-from sglang_sm120.settings import DRAFT_RUNNERS, RUNNER
+from sglang_sm120.settings import DRAFT_RUNNERS, RUNNER, TARGET_RUNNERS
 
 
 def _classes(*directories):
@@ -37,6 +37,11 @@ def test_a_runner_without_a_kernel_says_why():
 
 def test_the_variable_of_the_draft_offers_what_reads_mxfp4():
     assert set(DRAFT_RUNNERS) - {"auto"} == set(known_kernels.offered("mxfp4"))
+
+
+def test_the_variable_of_the_target_offers_what_reads_either():
+    either = {*known_kernels.offered("mxfp4"), *known_kernels.offered("nvfp4")}
+    assert set(TARGET_RUNNERS) - {"auto"} == either
 
 
 @pytest.mark.parametrize("experts", ["nvfp4", "mxfp4", "fp8"])

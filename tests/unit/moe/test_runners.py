@@ -18,14 +18,28 @@ PRO = Launch("mxfp4", 7168, 3072, tp=16)
 @pytest.mark.parametrize(
     ("launch", "runner"),
     [
-        (HYBRID, "flashinfer_cutlass"),
-        (replace(HYBRID, tp=4, ep=4), "flashinfer_cutlass"),
-        (replace(HYBRID, tp=4, ep=2), "marlin"),
-        (replace(HYBRID, quantization="fp8"), "marlin"),
+        (HYBRID, RUNNER),
+        (replace(HYBRID, tp=4, ep=4), RUNNER),
+        (replace(HYBRID, tp=4, ep=2), RUNNER),
+        (replace(HYBRID, quantization="fp8"), RUNNER),
+        (replace(HYBRID, takes_names=False), RUNNER),
+        (replace(HYBRID, target_runner=RUNNER, tp=4, ep=2), None),
+        (replace(HYBRID, target_default=RUNNER), RUNNER),
+        (replace(HYBRID, target_default="marlin", tp=4, ep=2), "marlin"),
+        (replace(HYBRID, target_default="flashinfer_cutlass"), "flashinfer_cutlass"),
+        (replace(HYBRID, target_default=RUNNER, target_runner="marlin"), None),  # the flag wins
+        (replace(HYBRID, unreached="nobody does it"), "flashinfer_cutlass"),
+        (replace(HYBRID, unreached="nobody does it", tp=4, ep=2), "marlin"),
+        (replace(HYBRID, unreached="nobody does it", quantization="fp8"), "marlin"),
+        (replace(HYBRID, all_to_all="deepep"), "flashinfer_cutlass"),
         (replace(HYBRID, target_runner="flashinfer_cutlass"), None),
         (replace(HYBRID, target_runner="marlin", ep=2, tp=4), None),
         (replace(HYBRID, target_runner="lora_marlin"), None),
         (NATIVE, None),
+        (replace(NATIVE, target_default=RUNNER), RUNNER),
+        (replace(NATIVE, target_default=RUNNER, takes_names=False), RUNNER),
+        (replace(NATIVE, target_default="marlin", target_runner="flashinfer_mxfp4"), None),
+        (replace(NATIVE, kind="fp8", target_default=RUNNER), None),  # for FP4 experts, as the draft's
         (replace(NATIVE, target_runner="deep_gemm"), None),
         (replace(NATIVE, target_runner=RUNNER), None),
         (V41, RUNNER),  # 576 columns a rank
@@ -67,7 +81,35 @@ def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
         route_target(replace(HYBRID, target_runner=runner))
     said = str(caught.value)
     assert f"--moe-runner-backend {runner}" in said
-    assert "flashinfer_cutlass, marlin" in said
+    assert "sm120_triton, flashinfer_cutlass, marlin" in said
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"target_default": "flashinfer_mxfp4"}, "SGLANG_SM120_TARGET_MOE flashinfer_mxfp4 cannot run here"),
+        ({"target_default": "flashinfer_cutlass", "tp": 4, "ep": 2}, "TARGET_MOE flashinfer_cutlass.*--ep-size 1 or 4"),
+        (
+            {"target_runner": "flashinfer_cutlass", "tp": 4, "ep": 2},
+            "--moe-runner-backend.*These can: sm120_triton, mar",
+        ),
+        ({"target_runner": "flashinfer_cutlass", "quantization": "fp8"}, "--quantization fp8"),
+        (
+            {"target_runner": RUNNER, "unreached": "patch x is out"},
+            "patch x is out.*These can: flashinfer_cutlass, mar",
+        ),
+        ({"target_runner": RUNNER, "all_to_all": "deepep"}, "--moe-a2a-backend deepep"),
+        ({"target_runner": "triton", "takes_names": False}, "These can: flashinfer_cutlass, marlin;"),
+    ],
+)
+def test_an_nvfp4_target_that_a_launch_keeps_from_running(facts, says):
+    with pytest.raises(RouteError, match=says):
+        route_target(replace(HYBRID, **facts))
+
+
+def test_the_variable_of_a_native_target_is_refused_by_its_name():
+    with pytest.raises(RouteError, match=r"SGLANG_SM120_TARGET_MOE flashinfer_cutlass.*another format"):
+        route_target(replace(NATIVE, target_default="flashinfer_cutlass"))
 
 
 @pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])

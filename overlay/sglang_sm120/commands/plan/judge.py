@@ -7,6 +7,7 @@ from dataclasses import replace
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan.document import Answer, DraftPlan, Layer, LayerPlan, Plan
 from sglang_sm120.moe import known_kernels, runners
+from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream.server_flags import Role
 
 _SWITCH: dict[Role, tuple[str, str]] = {
@@ -63,7 +64,8 @@ def _remedy(plan: Plan, role: Role) -> str:
     patch, flag = _SWITCH[role]
     states = {state.name: state for state in plan.patches}
     hybrid = plan.checkpoint is not None and plan.checkpoint.kind == "hybrid-nvfp4"
-    works = known_kernels.offered("nvfp4") if hybrid else known_kernels.offered("mxfp4")[:2]
+    offered = known_kernels.offered("nvfp4" if hybrid else "mxfp4")
+    works = [r for r in offered if r != RUNNER]  # which needs the overlay, and on some releases has no flag
     # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
     no_flag = role == "draft" and hybrid
     otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"

@@ -117,7 +117,7 @@ def _build(
 def _layer(role: Role, built: _Built, runner: str | None) -> Layer:
     """What the answer says of a layer; a method that is not the one decided on is a fault."""
     known = built.decided or decisions.DECISIONS.get(("resolution", role))
-    decided, ours = known.runner if known else None, built.method == known_kernels.METHOD
+    decided, ours = known.runner if known else None, built.method in known_kernels.OURS
     faults = built.faults
     if decided is not None and (decided == RUNNER) != ours:
         by = known.changed_by if known else None

@@ -92,7 +92,7 @@ def speculative_context() -> Any:
 
 def runner_of(layer: Any) -> str | None:
     """The runner that a built FusedMoE reports; `sm120_triton` for our method, which runs its kernel directly."""
-    if type(layer.quant_method).__name__ == known_kernels.METHOD:
+    if type(layer.quant_method).__name__ in known_kernels.OURS:
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
 
