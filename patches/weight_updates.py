@@ -74,6 +74,11 @@ PATCH = Patch(
     ),
     targets=(
         Target(
+            _UPDATER,
+            "WeightUpdater.update_weights_from_ipc",
+            releases.spans({"0.5.16": "63131b7eb099", "0.5.17": "91a5c8a92c7e", "0.5.21": "fc7c7c66fe49"}),
+        ),
+        Target(
             _RUNNER, "ModelRunner.update_weights_from_disk", releases.spans({"0.5.14": "994709dbf0ce", "0.5.16": None})
         ),
         Target(
@@ -113,11 +118,6 @@ PATCH = Patch(
             _UPDATER,
             "WeightUpdater.update_weights_from_distributed",
             releases.spans({"0.5.16": "dd11e8e61834", "0.5.17": "c65bb71081c7", "0.5.21": None}),
-        ),
-        Target(
-            _UPDATER,
-            "WeightUpdater.update_weights_from_ipc",
-            releases.spans({"0.5.16": "63131b7eb099", "0.5.17": "91a5c8a92c7e", "0.5.21": "fc7c7c66fe49"}),
         ),
         Target(_UPDATER, "WeightUpdater.begin_weight_update", releases.spans({"0.5.21": "374a3ab82dfe"})),
         Target(_UPDATER, "WeightUpdater.end_weight_update", releases.spans({"0.5.21": "5108ea79f581"})),
