@@ -8,6 +8,6 @@ export PATH="$PATH:$TOOLS"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
-"$PYTHON" scripts/gen_docs.py --check
+"$PYTHON" scripts/docs.py --check
 # Two workers, a file on one of them: most tests wait for one child process that imports SGLang.
 "$PYTHON" -m pytest -n 2 --dist loadfile --durations=15 "$@"

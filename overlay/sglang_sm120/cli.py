@@ -16,9 +16,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 def _plan(arguments: argparse.Namespace, flags: list[str]) -> int:
     from sglang_sm120.commands.plan import command as plan
+    from sglang_sm120.commands.plan import document
 
-    document = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
-    return _answer(document, arguments.json, plan.render)
+    made = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
+    return _answer(document.to_json(made), arguments.json, lambda _: plan.render(made))
 
 
 def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
@@ -45,10 +46,13 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
         )
     try:
         with interrupts.restored():
-            document = selftest.run(arguments.device, arguments.full, _progress)
+            if arguments.sm120_code:
+                document = selftest.run_sm120_code(arguments.triton, arguments.lean, _progress)
+            else:
+                document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"selftest cannot run: {error}", arguments.json)
-    status = _answer(document, arguments.json, selftest.render)
+    status = _answer(document, arguments.json, selftest.render_any)
     if receipt:
         try:
             files.write_whole(receipt, json.dumps(document, indent=1) + "\n")

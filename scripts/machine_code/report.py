@@ -4,7 +4,7 @@
     report.py                        the installed Triton, both architectures, as a table
     report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
     report.py --json                 the same as JSON
-    report.py --update-readme        rewrite the table between the markers in kernels/sm120/README.md
+    report.py --receipt FILE         the same in a file; scripts/docs.py reads the one in benchmarks/receipts
 
 Every tile that `schedule.plan` picks for the published shapes on a GPU of 188 SMs is compiled. Exit status 1 if a limit
 is broken or no tile was compiled.
@@ -23,12 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.machine_code import listing
 from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, tiles, triton_tools
 from sglang_sm120.kernels.sm120 import tile_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "kernels" / "sm120" / "README.md"
-MARKERS = ("<!-- sm120_report: begin -->", "<!-- sm120_report: end -->")
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # what SGLang 0.5.12 to 0.5.23 pin, and the newest
 ARCHITECTURES = (120, 121)
 
@@ -85,35 +84,12 @@ def rows_of(version: str | None, architectures: list[int]) -> list[dict[str, Any
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    head = (
-        "| Triton | target | product | mode | tile | warps | MMA in SASS | instr./weight | regs | spills | shared | "
-        "CTAs/SM | 16 B copies | sync loads |"
-    )
-    lines = [head, "|" + "---|" * 14]
-    for r in rows:
-        mma = ", ".join(f"{n} {op}" + (".SF" if op == "QMMA" and r["scaled_mma"] else "") for op, n in r["mma"].items())
-        lines.append(
-            f"| {r['triton']} | {r['arch']} | {r['kernel']} | {r['mode']} | {r['tile']}{' wide' if r['wide'] else ''} "
-            f"| {r['warps']} | {mma} | {r['instructions_per_weight']} | {r['registers']} | "
-            f"{r['spills']} | {r['shared']} | "
-            f"{r['ctas_per_sm']} | {'yes' if r['weight_copies_16b'] else 'NO'} | {r['sync_loads']} |"
-        )
-    return "\n".join(lines)
-
-
-def update_readme(text: str) -> None:
-    readme = README.read_text()
-    begin, end = (readme.index(marker) for marker in MARKERS)
-    README.write_text(readme[: begin + len(MARKERS[0])] + "\n" + text + "\n" + readme[end:])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triton", nargs="+", metavar="VERSION", help=f"releases, or 'all' for {', '.join(RELEASES)}")
     parser.add_argument("--arch", nargs="+", type=int, default=list(ARCHITECTURES), choices=ARCHITECTURES)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--update-readme", action="store_true")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="write the rows there, a line each")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -122,9 +98,9 @@ def main() -> int:
     versions = list(RELEASES) if options.triton == ["all"] else options.triton or [None]
     rows = [row for version in versions for row in rows_of(version, options.arch)]
     broken = [(r, what) for r in rows for what in r["broken"]]
-    if options.update_readme:
-        update_readme(table(rows))
-    print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else table(rows))
+    if options.receipt:
+        options.receipt.write_text(listing.receipt(rows), encoding="utf-8")
+    print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else listing.table(rows))
     for r, what in broken:
         print(f"BROKEN: {r['triton']} {r['arch']} {r['kernel']} {r['mode']} {r['tile']}: {what}", file=sys.stderr)
     return int(bool(broken) or not rows)

@@ -1,4 +1,4 @@
-"""compare.py and table.py on receipts that are made here."""
+"""compare.py and the tables of races on receipts that are made here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reports import compare, plot, table
+from benchmarks.reports import compare, plot
+from scripts.pages import races
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,10 +108,10 @@ def test_the_newest_run_wins_and_the_fastest_of_all_peers_counts(receipt, tmp_pa
         row["raw"] |= {n: [row["us"][n]] * 15 for n in ("marlin", "flashinfer sm90 mixed")}
     (tmp_path / "h200-table.json").write_text(json.dumps(first))
     (tmp_path / "h200-table-2.json").write_text(json.dumps(second))
-    monkeypatch.setattr(table, "RECEIPTS", tmp_path)
-    text, rows = table.tables(), len(first["rows"])
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    text, rows = races.tables(), len(first["rows"])
     apart = f"TP1 uniform T={first['rows'][4]['tokens']}"
-    header = next(line for line in text.splitlines() if line.startswith("|  | T"))
+    header = next(line for line in text.splitlines() if line.startswith("| layer | tokens"))
     assert "Marlin µs | FlashInfer µs" in header
     assert "humming" not in header
     row = next(line for line in text.splitlines() if line.startswith("| TP1 | 4 |"))
@@ -122,20 +123,20 @@ def test_the_newest_run_wins_and_the_fastest_of_all_peers_counts(receipt, tmp_pa
 
 
 def test_the_targets_are_said():
-    assert "floor: 1 token 1.60x and 0.50; 2 to 4 tokens 1.35x and 0.62; 5 to 64 tokens" in table.legend()
-    assert table.legend().endswith("257 to 8192 tokens 1.00x.")
+    assert "floor: 1 token 1.60x and 0.50; 2 to 4 tokens 1.35x and 0.62; 5 to 64 tokens" in races.legend()
+    assert races.legend().endswith("257 to 8192 tokens 1.00x.")
 
 
 def test_other_shapes_get_a_table_of_their_own(receipt, tmp_path, monkeypatch):
     (tmp_path / "h200-table.json").write_text(json.dumps(new_receipt(receipt)))
-    monkeypatch.setattr(table, "RECEIPTS", tmp_path)
-    assert "Other shapes" not in table.tables()
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    assert "Other shapes" not in races.tables()
     shapes = copy.deepcopy(receipt)
     for row in shapes["rows"]:
         row["shape"] = row["shape"].replace("v4-flash", "v4.1-flash")
     (tmp_path / "h200-shapes.json").write_text(json.dumps(shapes))
-    text = table.tables()
-    assert "### Other shapes, uniform routing" in text
+    text = races.tables()
+    assert "## Other shapes, uniform routing" in text
     assert "| V4.1-Flash TP4 | 4096 |" in text
 
 
@@ -143,12 +144,12 @@ def test_other_shapes_get_a_table_of_their_own(receipt, tmp_path, monkeypatch):
     ("python", "said"), [(None, "µs."), (12.4, "at most 12 µs (target 40: met)."), (41, "missed).")]
 )
 def test_the_hosts_target_is_about_python(receipt, tmp_path, monkeypatch, python, said):
-    monkeypatch.setattr(table, "RECEIPTS", tmp_path)
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
     if python is not None:
         rows = [{"best_us": 3.0}, {"best_us": python}]
         (tmp_path / "cpu-host-cost.json").write_text(json.dumps({"rows": rows}))
     receipt["host_us"] = {"v4-flash-tp1": {"ours bf16": 46.6, "marlin": 400.0}}
-    line = table.host_line(receipt)
+    line = races.host_line(receipt)
     assert "TP1 47 µs" in line
     assert "400" not in line
     assert line.endswith(said)
@@ -156,7 +157,7 @@ def test_the_hosts_target_is_about_python(receipt, tmp_path, monkeypatch, python
 
 def test_without_a_peer_there_is_no_target_met(receipt):
     row = {**receipt["rows"][0], "us": {"ours bf16": 20.0}}
-    assert table.verdict(row) == ("-", "no peer")
+    assert races.verdict(row) == ("-", "no peer")
 
 
 def test_the_figures_show_what_the_receipt_holds(tmp_path):

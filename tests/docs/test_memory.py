@@ -8,6 +8,7 @@ import pytest
 from documents import ROOT
 from helpers import environment, run
 
+from sglang_sm120.checkpoint import format, memory
 from sglang_sm120.commands import arguments
 
 TEXT = (ROOT / "docs" / "MEMORY.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ FITS = re.findall(rf"^\| (\d) x \d+ GB[^|]*\| {NUMBER} to {NUMBER} GiB \|", TEXT
 CACHE = re.findall(
     rf"^\| (\d) x {SIMULATED} GB \| {NUMBER} to {NUMBER} GiB \| [^|]*?(\d+) to (\d+) GiB for KV", TEXT, re.M
 )
-FLASH = {"experts": 145.1, "draft": 3.2, "rest": 8.0}  # of the table of models, as the document rounds them
+FLASH = memory.Weights(*(round(gib * GIB) for gib in (145.1, 3.2, 8.0)))  # of the table of models, as it rounds them
 
 
 def test_the_tables_are_read():
@@ -31,12 +32,19 @@ def test_the_tables_are_read():
 
 @pytest.mark.parametrize("row", MODELS, ids=[m[0] for m in MODELS])
 def test_experts(row):
+    """By the tensors that a checkpoint of these sizes has."""
     experts, hidden, inter, layers = map(int, row[1:5])
-    one_layer = experts * 3 * hidden * inter
-    assert float(row[5]) == round(one_layer * layers * (1 / 2 + 1 / 16) / GIB, 1)
-    assert float(row[6]) == round(one_layer * layers * (1 / 2 + 1 / 32) / GIB, 1)
+    shape = format.Shape(hidden=hidden, intermediate=inter, experts=experts)
+
+    def one_layer(kind):
+        matrices = format.expert_matrices(shape).values()
+        sizes = [format.nbytes(*entry) for matrix in matrices for entry in format.matrix(kind, *matrix).values()]
+        return experts * sum(sizes) / GIB
+
+    assert float(row[5]) == round(one_layer("hybrid-nvfp4") * layers, 1)
+    assert float(row[6]) == round(one_layer("mxfp4") * layers, 1)
     if row[7]:
-        assert float(row[7]) == pytest.approx(one_layer * (1 / 2 + 1 / 32) / GIB, abs=0.05)
+        assert float(row[7]) == pytest.approx(one_layer("mxfp4"), abs=0.05)
 
 
 @pytest.mark.parametrize(("flags", "part", "gib"), PARTS)
@@ -67,7 +75,8 @@ def test_what_is_left_for_the_cache():
 
 @pytest.mark.parametrize(("gpus", "least", "most"), FITS)
 def test_what_fits(gpus, least, most):
-    sharded = (FLASH["experts"] + FLASH["draft"]) / int(gpus)
-    assert float(most) == pytest.approx(sharded + FLASH["rest"], abs=1)
+    """By `plan`'s own sum of a rank's weights."""
+    lightest, heaviest = FLASH.per_gpu(tp=int(gpus), pp=1, draft=True)
+    assert float(most) == pytest.approx(heaviest / GIB, abs=1)
     if int(gpus) > 1:
-        assert float(least) == pytest.approx(sharded + FLASH["rest"] / int(gpus), abs=1)
+        assert float(least) == pytest.approx(lightest / GIB, abs=1)

@@ -17,7 +17,8 @@ STARTABLE = [path for path in RECIPES if path.name != "common.sh"]
 
 
 def test_shell_scripts_are_clean():
-    assert len(STARTABLE) >= 6
+    names = {path.stem for path in STARTABLE}
+    assert names >= {"target", "eagle", "dspark", "pcie", "two_nodes", "disaggregated"}
     if shutil.which("shellcheck"):
         done = run("shellcheck", "-x", "-P", "SCRIPTDIR", *RECIPES, cwd=SCRIPTS)
         assert done.returncode == 0, done.stdout

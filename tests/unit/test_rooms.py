@@ -33,11 +33,13 @@ ROOMS = {
         ("fp4_moe",),
     ),
     "scripts and benchmarks": (
+        ("scripts.markdown",),
         ("scripts.checkpoints", "benchmarks.reports"),
         ("benchmarks.e2e.servers",),
         ("scripts.layers", "scripts.compat", "scripts.machine_code"),
         ("benchmarks.e2e", "benchmarks.kernels", "benchmarks.judges"),
-        ("scripts.docs", "scripts.gen_docs"),
+        ("scripts.pages",),
+        ("scripts.docs",),
     ),
 }
 PACKAGES = {"overlay": ROOT / "overlay" / "sglang_sm120", "kernels/sm120": ROOT / "kernels" / "sm120"}

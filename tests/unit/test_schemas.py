@@ -1,6 +1,5 @@
 """Documents of a newer version: every reader says what it is and which version reads it."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.pages import selftests
 from sglang_sm120 import __version__, schemas
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,14 +49,11 @@ def test_a_reader_of_several():
 
 
 def test_the_documents_generator_names_a_newer_receipt(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
     receipt = {"schema": 9, "kind": "selftest", "timing": [1], "versions": {"sglang-sm120": "0.8.0"}}
     (tmp_path / "new.json").write_text(json.dumps(receipt))
-    monkeypatch.setattr(generate, "RECEIPTS", tmp_path)
+    monkeypatch.setattr(selftests, "RECEIPTS", tmp_path)
     with pytest.raises(SystemExit, match=r"new\.json: a receipt of selftest of schema 9.*needs sglang-sm120 0\.8\.0"):
-        generate.receipts("selftest", "timing")
+        selftests.receipts()
 
 
 @pytest.mark.parametrize(

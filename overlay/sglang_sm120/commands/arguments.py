@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
-from sglang_sm120.commands.plan.command import ARCHITECTURES
+from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 
@@ -51,6 +51,8 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}{theirs}")
     if flags and arguments.command != "plan":
         command.error(f"{arguments.command} takes nothing after --")
+    if arguments.command == "selftest" and (arguments.triton or arguments.lean) and not arguments.sm120_code:
+        command.error("--triton and --lean are for --sm120-code")
     if arguments.command == "tune" and not (arguments.shapes or arguments.model_path or arguments.check):
         command.error("give --model-path DIR or --shapes E,H,I,K")
     return arguments, flags
@@ -87,7 +89,7 @@ def _add_plan(commands: Any) -> None:
     p.add_argument(
         "--model", required=True, type=_path, metavar="DIR", help="checkpoint: config.json and headers suffice"
     )
-    p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
+    p.add_argument("--arch", choices=SIMULATED, help="default: this machine's GPU, else sm120")
     p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
     p.add_argument("--stock", action="store_true", help="without the overlay")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout, logs on stderr")
@@ -103,6 +105,9 @@ def _add_selftest(commands: Any) -> None:
     p = commands.add_parser("selftest", help="check the kernel on this machine; on a GPU also time it")
     p.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     p.add_argument("--full", action="store_true", help="more shapes and timings")
+    p.add_argument("--sm120-code", action="store_true", help="on an SM90: run what Triton compiles for SM120 instead")
+    p.add_argument("--triton", type=_path, nargs="+", default=[], metavar="DIR", help="--sm120-code: other Tritons too")
+    p.add_argument("--lean", action="store_true", help="--sm120-code: each tile on one layer only")
     p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 

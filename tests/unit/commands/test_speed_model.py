@@ -1,7 +1,6 @@
 """The model of SM120's speed: its constants are the report's, and it is never shown as a measurement."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +34,13 @@ def test_cards(gpu, sms, card):
 
 
 def test_the_instructions_are_those_of_the_report():
-    """Within a tenth of the worst of the table that scripts/machine_code/report.py writes."""
+    """Within a tenth of the worst in the receipt of scripts/machine_code/report.py."""
+    receipt = ROOT / "benchmarks" / "receipts" / "sm120-machine-code.json"
     worst = {}
-    for line in (ROOT / "kernels" / "sm120" / "README.md").read_text(encoding="utf-8").splitlines():
-        cells = [c.strip() for c in line.split("|")]
-        if len(cells) > 10 and cells[2] == "sm_120a":
-            key = cells[4], int(re.match(r"\d+x(\d+)", cells[5])[1])
-            worst[key] = max(worst.get(key, 0.0), float(cells[8]))
+    for row in json.loads(receipt.read_text(encoding="utf-8"))["rows"]:
+        if (row["arch"], row["format"]) == ("sm_120a", "mxfp4"):
+            key = row["mode"], row["tokens"]
+            worst[key] = max(worst.get(key, 0.0), row["instructions_per_weight"])
     known = {(m, w): n for m, table in speed_model.INSTRUCTIONS.items() for w, n in table.items()}
     assert set(known) == set(worst)
     assert known == pytest.approx(worst, rel=0.1)

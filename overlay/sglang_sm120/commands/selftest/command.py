@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import __version__, gpu
 from sglang_sm120.commands import gpu_timing
 from sglang_sm120.commands.selftest import speed_model
+from sglang_sm120.upstream import releases
 
 SCHEMA = 1
 # Two bf16 roundings (2^-9/sqrt(3) relative each at most) of intermediate and route, and one of the sum; for mxfp8 two
@@ -89,14 +90,19 @@ def run(
     return document
 
 
+def run_sm120_code(
+    tritons: list[Path], lean: bool, progress: Callable[[str], None] = lambda _line: None
+) -> dict[str, Any]:  # fmt: skip
+    """What Triton compiles for SM120, run on this SM90; see `sm120_code.command.run`."""
+    from sglang_sm120.commands.selftest.sm120_code import command, compiling
+
+    compiling.require_sm90()
+    return command.run(tritons, lean, {"versions": _versions(), "device": _describe("cuda")}, progress)
+
+
 def _versions() -> dict[str, str]:
-    found = {"sglang-sm120": __version__, "python": platform.python_version()}
-    for name in ("sglang", "torch", "triton"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    beside = {name: releases.installed(name) or "not installed" for name in ("sglang", "torch", "triton")}
+    return {"sglang-sm120": __version__, "python": platform.python_version(), **beside}
 
 
 def _describe(device: str) -> dict[str, Any]:
@@ -226,6 +232,15 @@ def _time(call: Callable[[], Any], flush: Callable[[], None], repeats: int = 25)
     """Microseconds of a CUDA-graph replay with cold L2."""
     graph = gpu_timing.captured(call)
     return gpu_timing.times_us([graph.replay] * (repeats + 3), flush)[3:]
+
+
+def render_any(document: dict[str, Any]) -> str:
+    """`render`, or that of the kind that the document is."""
+    if document["kind"] == "sm120-code":
+        from sglang_sm120.commands.selftest.sm120_code import command
+
+        return command.render(document)
+    return render(document)
 
 
 def render(document: dict[str, Any]) -> str:

@@ -44,8 +44,8 @@ CARDS = {
     "RTX 5090": Card(170, 2.407e9, 1.792e12, 209.5e12, 838e12, r"RTX 5090$"),
     "GB10 (DGX Spark)": Card(48, 2.4e9, 0.273e12, 62.5e12, 250e12, r"GB10\b"),
 }
-# Thread-instructions of the main loop per weight by token tile, the worst for sm_120a in the table that
-# scripts/machine_code/report.py writes into kernels/sm120/README.md.
+# Thread-instructions of the main loop per weight by token tile, the worst for sm_120a in
+# benchmarks/receipts/sm120-machine-code.json.
 INSTRUCTIONS: dict[str, dict[int, float]] = {
     "bf16": {8: 2.76, 16: 3.45, 32: 4.67},
     "mxfp8": {8: 1.86, 32: 2.43, 64: 3.25},
