@@ -1,7 +1,7 @@
 """Launches beside a second plugin that is loaded after ours, with the release on the path and simulated GPUs.
 
-Reads {"arch", "preload", "model", "flags", "launches": [{"plugin": source or None, "env"}]}; prints a list of what
-`commands.plan.child.decide` answers, each with `calls`: how often the other plugin's function ran. The plugin is a
+Reads {"arch", "preload", "model", "flags", "launches": [{"plugin": source or None, "env", "model"}]}; prints a list of
+what `commands.plan.child.decide` answers, each with `calls`: how often the other plugin's function ran. The plugin is a
 module with the function `register` and a distribution with an entry point, at the end of the path. With `preload`
 SGLang's model code is imported before plugins are loaded, as in a scheduler, else after, as in a launcher.
 """
@@ -58,7 +58,8 @@ def main() -> None:
         if os.fork() == 0:
             os.close(read_end)
             with os.fdopen(write_end, "w") as pipe:
-                json.dump(launch(request, one["plugin"], one.get("env", {})), pipe, default=str)
+                own = request | {"model": one.get("model", request["model"])}
+                json.dump(launch(own, one["plugin"], one.get("env", {})), pipe, default=str)
             os._exit(0)
         os.close(write_end)
         with os.fdopen(read_end) as pipe:

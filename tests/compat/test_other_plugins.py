@@ -134,9 +134,17 @@ def register():
     from sglang.srt.layers import quantization
     quantization.BASE_QUANTIZATION_METHODS["fp8"] = quantization.QUANTIZATION_METHODS["fp8"] = Theirs
 """
-ASKS_OURS = TABLE.format(base="Fp8Config", answer="super().get_quant_method(layer, prefix)")
-ASKS_NOBODY = TABLE.format(base="Fp8Config", answer="None")
-OF_ITS_OWN = TABLE.format(base="Own", answer="None")
+TABLES = {
+    "asks ours": TABLE.format(base="Fp8Config", answer="super().get_quant_method(layer, prefix)"),
+    "asks nobody": TABLE.format(base="Fp8Config", answer="None"),
+    "of its own": TABLE.format(base="Own", answer="None"),
+}
+# What the message offers.
+CHOICES = {
+    "theirs": {"SGLANG_SM120_DISABLE": "mxfp4_nextn"},
+    "ours": {"SGLANG_PLUGINS": "sm120"},
+    "stock": {"SGLANG_SM120": "0"},
+}
 ELSEWHERE = [{}, {"SGLANG_SM120": "0"}]
 
 
@@ -156,24 +164,29 @@ def native(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launches(ask, model):
-    """(release, arch, [(plugin, environment)]) -> answers."""
+    """(release, arch, [(plugin, environment, checkpoint)]) -> answers of one process; the hybrid checkpoint if none."""
 
-    def launches(release, arch, asked, preload=True, model=model):
+    def launches(release, arch, asked, preload=True):
         request = {"arch": arch, "preload": preload, "model": model, "flags": FLAGS}
-        request["launches"] = [{"plugin": plugin, "env": env} for plugin, env in asked]
+        request["launches"] = [dict(zip(("plugin", "env", "model"), launch, strict=False)) for launch in asked]
         return ask("plugin_probe.py", stdin=json.dumps(request), release=release)
 
     return launches
 
 
 @pytest.fixture(scope="module", params=ERAS)
-def answers(request, launches):
-    """What each plugin comes to on SM120, for one release."""
+def answers(request, launches, native):
+    """What each plugin comes to on SM120, for one release, with one import of it."""
     sources = {("replaces", n): p for n, p in plugins(REPLACES).items()}
     sources |= {("wraps", n): p for n, p in plugins(WRAPS).items()}
     sources |= {("late", ""): COMMON + REPLACES_LATE, ("alone", ""): None}
-    found = launches(request.param, "sm120", [(plugin, {}) for plugin in sources.values()])
-    return dict(zip(sources, found, strict=True))
+    asked = {name: (plugin, {}) for name, plugin in sources.items()}
+    tables = plugins(TABLES)
+    asked |= {("native", n): (tables[n], {}, native) for n in ("asks nobody", "asks ours")}
+    asked |= {("hybrid", n): (tables[n], {}) for n in ("asks nobody", "of its own")}
+    plugin = sources["replaces", "by what lies under ours"]
+    asked |= {("choice", how): (plugin, env) for how, env in CHOICES.items()}
+    return dict(zip(asked, launches(request.param, "sm120", list(asked.values())), strict=True))
 
 
 def assert_named(error):
@@ -208,13 +221,10 @@ def test_a_plugin_that_calls_what_it_found_works_beside_ours(how, answers):
     assert answer["calls"] > 0
 
 
-@pytest.mark.parametrize("release", ERAS)
-def test_a_class_in_the_table_of_methods(release, launches, native):
+def test_a_class_in_the_table_of_methods(answers):
     """It stops the launch before weights unless it asks ours, or SGLang makes ours of it, as of a hybrid's."""
-    asked = [(COMMON + plugin, {}) for plugin in (ASKS_NOBODY, ASKS_OURS)]
-    replaced, asks = launches(release, "sm120", asked, model=native)
-    asked = [(COMMON + plugin, {}) for plugin in (OF_ITS_OWN, ASKS_NOBODY)]
-    other, hybrid = launches(release, "sm120", asked)
+    replaced, asks = answers["native", "asks nobody"], answers["native", "asks ours"]
+    other, hybrid = answers["hybrid", "of its own"], answers["hybrid", "asks nobody"]
     for answer, patch in ((replaced, "mxfp4_experts"), (other, "mxfp4_nextn")):
         (error,) = answer["errors"]
         assert error.startswith(
@@ -243,11 +253,9 @@ def test_a_launcher_that_has_not_imported_the_code_notices_too(launches):
     assert_named(answer["errors"][0])
 
 
-def test_the_users_choice_is_taken(launches):
+def test_the_users_choice_is_taken(answers):
     """What the message offers: with the patch left out, or the plugin, the launch goes on."""
-    plugin = plugins(REPLACES)["by what lies under ours"]
-    choices = [{"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, {"SGLANG_PLUGINS": "sm120"}, {"SGLANG_SM120": "0"}]
-    theirs, ours, stock = launches(NEWEST, "sm120", [(plugin, env) for env in choices])
+    theirs, ours, stock = (answers["choice", how] for how in CHOICES)
     assert [a["errors"] for a in (theirs, ours, stock)] == [[], [], []]
     assert (theirs["calls"] > 0, ours["calls"], stock["calls"] > 0) == (True, None, True)
     assert ours["draft"]["method"] == "Sm120Mxfp4MoEMethod"
