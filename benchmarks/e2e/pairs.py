@@ -24,5 +24,7 @@ PAIRS = (
     ("stock-mxfp4-5", "ours-mxfp4-5", "the same, 5 draft steps"),
     ("load-ours-mxfp4", "ours-mxfp4-5", "sm120_triton alone: 2 and 6 tokens verified at once"),
     ("load-ours-mxfp4", "ours-fp8", "MXFP4 experts on sm120_triton and FP8 experts on Triton, the same numbers"),
+    ("own-mxfp4", "code-mxfp4", "sm120_triton as SM90's code and as SM120's"),
+    ("own-hybrid", "code-hybrid", "the same, hybrid checkpoint"),
     ("ours-hybrid-marlin", "ours-hybrid-dspark", "EAGLE and DSpark: targets that differ in one row of the head"),
 )

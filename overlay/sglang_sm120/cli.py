@@ -45,10 +45,13 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
         )
     try:
         with interrupts.restored():
-            document = selftest.run(arguments.device, arguments.full, _progress)
+            if arguments.sm120_code:
+                document = selftest.run_sm120_code(arguments.triton, arguments.lean, _progress)
+            else:
+                document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"selftest cannot run: {error}", arguments.json)
-    status = _answer(document, arguments.json, selftest.render)
+    status = _answer(document, arguments.json, selftest.render_any)
     if receipt:
         try:
             files.write_whole(receipt, json.dumps(document, indent=1) + "\n")

@@ -143,22 +143,32 @@ def opcode(instruction: str) -> str:
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 
 
+def _decodes(ttgir: str) -> list[str]:
+    """The layout of each four-byte decode's operand."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
+    decodes = re.findall(r"packed_element = 4 .*?\} [^:]*: tensor<[0-9x]+xi8, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>", ttgir)
+    return [layouts.get(layout, layout) for layout in decodes]
+
+
+def decode_widths(ttgir: str) -> list[int]:
+    """The kWidths of the MMA operands that are decoded: they decide in which order a step's products are added."""
+    return sorted({int(n) for text in _decodes(ttgir) for n in re.findall(r"kWidth = (\d+)", text)})
+
+
 def words_are_whole(ttgir: str) -> bool:
     """Whether every four-byte decode sees four neighbouring bytes of a row in a thread's registers.
 
-    True for MMA operands of kWidth 4 and for blocked layouts with at least 4 elements a thread along the last
+    True for MMA operands of kWidth 4 or 8 and for blocked layouts with at least 4 elements a thread along the last
     dimension.
     """
-    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
-    decodes = re.findall(r"packed_element = 4 .*?\} [^:]*: tensor<[0-9x]+xi8, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>", ttgir)
-    for layout in decodes:
-        text = layouts.get(layout, layout)
+    decodes = _decodes(ttgir)
+    for text in decodes:
         blocked = re.search(r"sizePerThread = \[([0-9, ]+)\].*order = \[(\d)", text)
         if blocked:
             sizes = [int(n) for n in blocked[1].split(",")]
             whole = sizes[-1] % 4 == 0 and int(blocked[2]) == len(sizes) - 1
         else:
-            whole = "kWidth = 4" in text
+            whole = bool(re.search(r"kWidth = [48]\b", text))
         if not whole:
             return False
     return bool(decodes)
@@ -201,6 +211,7 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
         "ctas_per_sm": resident, "weight_copies_16b": wide >= weights / 2 / 16,
         "sync_loads": sum(o.split(".")[0] in ("LDG", "LD") for o in ops.elements()),
         "whole_words": words_are_whole(compiled.asm["ttgir"]), "tokens": tile.tokens,
+        "decode_widths": decode_widths(compiled.asm["ttgir"]),
         "own_lanes": lanes_hold_their_elements(compiled.asm["ttgir"])
         and config["scan"] == ("match.any" in compiled.asm["ttgir"]),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reports import compare
+from benchmarks.reports import compare, plot
 from scripts.pages import races
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +158,38 @@ def test_the_hosts_target_is_about_python(receipt, tmp_path, monkeypatch, python
 def test_without_a_peer_there_is_no_target_met(receipt):
     row = {**receipt["rows"][0], "us": {"ours bf16": 20.0}}
     assert races.verdict(row) == ("-", "no peer")
+
+
+def test_the_figures_show_what_the_receipt_holds(tmp_path):
+    """The committed ones, by the data that they carry; a figure of an older run is named."""
+    figures, file = ROOT / "benchmarks" / "figures", ROOT / "benchmarks" / "receipts" / "h200-table.json"
+    data = plot.data_of(json.loads(file.read_text()), file.name)
+    assert {path.stem: plot.shown(path) for path in figures.glob("*.svg")} == data
+    older = copy.deepcopy(json.loads(file.read_text()))
+    older["rows"][0]["us"]["ours bf16"] += 1
+    (tmp_path / file.name).write_text(json.dumps(older))
+    command = [sys.executable, str(ROOT / "benchmarks" / "reports" / "plot.py"), str(tmp_path / file.name)]
+    done = subprocess.run([*command, "--out", str(figures), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"{older['rows'][0]['shape']}-{older['rows'][0]['routing']}.svg does not show what" in line
+
+
+def test_a_figure_says_what_its_axes_are_and_no_label_lies_over_another(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    file = ROOT / "benchmarks" / "receipts" / "h200-table.json"
+    for name, data in plot.data_of(json.loads(file.read_text()), file.name).items():
+        figure = plot.draw(data)
+        figure.savefig(tmp_path / "drawn.png", dpi=100)
+        assert [axes.get_xlabel() for axes in figure.axes] == ["Tokens", "Tokens"]
+        assert [axes.get_ylabel() for axes in figure.axes] == ["Time of a layer (µs)", "Floor ÷ time"]
+        texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+        boxes = [(t.get_text(), t.get_rotation(), t.get_window_extent()) for t in texts]
+        for (one, turned, box), (other, also, its) in itertools.combinations(boxes, 2):
+            if not (turned % 90 and also % 90):  # boxes of slanted labels overlap where the labels do not
+                assert not box.overlaps(its), (name, one, other)
 
 
 BAD = {

@@ -9,8 +9,8 @@ import json
 from dataclasses import replace
 
 import pytest
-import tiny_checkpoint
 
+from scripts.checkpoints import tiny
 from sglang_sm120.upstream import definitions, releases, update_paths
 
 # The first of each form of SGLang's updaters; `integration/test_updates.py` has the environment's release.
@@ -24,9 +24,7 @@ RUNS = {"real": [], "dummy": ["--load-format", "dummy"], "released": ["--enable-
 def answers(ask, side_by_side, release_tree, tmp_path_factory):
     """release -> run -> step -> what became of it."""
     root = tmp_path_factory.mktemp("models")
-    first, second = (
-        str(tiny_checkpoint.write(root / str(seed), replace(tiny_checkpoint.SHAPE, seed=seed))) for seed in (0, 1)
-    )
+    first, second = (str(tiny.write(root / str(seed), replace(tiny.SHAPE, seed=seed))) for seed in (0, 1))
     about = {"first": first, "second": second, "tp": 1}
     asked = json.dumps({name: about | {"flags": flags} for name, flags in RUNS.items()})
     for release in ERAS:

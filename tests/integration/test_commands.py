@@ -195,7 +195,7 @@ def test_selftest_says_what_it_cannot_do(tmp_path):
 @pytest.mark.sglang
 def test_the_demonstration():
     before = cpu_seconds()
-    done = run(sys.executable, SCRIPTS / "demo.py", "--json", timeout=500)
+    done = run(sys.executable, SCRIPTS / "layers" / "demo.py", "--json", timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     document = json.loads(done.stdout)
     assert document["problems"] == []

@@ -5,12 +5,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-import tiny_checkpoint
-from helpers import HERE, environment, run
+from helpers import CHILDREN, environment, run
+
+from scripts.checkpoints import tiny
 
 pytestmark = pytest.mark.sglang
 
-PROBE = HERE.parent / "compat" / "update_probe.py"
+PROBE = CHILDREN / "update_probe.py"
 STEPS = ["disk", "disk again", "tensor", "bucket", "direct", "custom", "pieces", "distributed", "half"]
 STEPS += ["whole after half", "ipc", "repaired"]
 RUNS = {
@@ -25,9 +26,7 @@ RUNS = {
 def answers(tmp_path_factory):
     """run -> what each rank said of each step."""
     root = tmp_path_factory.mktemp("models")
-    first, second = (
-        str(tiny_checkpoint.write(root / str(seed), replace(tiny_checkpoint.SHAPE, seed=seed))) for seed in (0, 1)
-    )
+    first, second = (str(tiny.write(root / str(seed), replace(tiny.SHAPE, seed=seed))) for seed in (0, 1))
     asked = {name: {"first": first, "second": second, "tp": tp, "flags": f} for name, (tp, f) in RUNS.items()}
     done = run(sys.executable, PROBE, env=environment(), input=json.dumps(asked), timeout=500)
     assert done.stdout, done.stderr[-4000:]

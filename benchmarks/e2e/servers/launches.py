@@ -29,6 +29,9 @@ OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_tr
 TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
 # From NVFP4 on the overlay's own variable does that for a hybrid checkpoint's target.
 OURS_TOO = OURS | {"SGLANG_SM120_TARGET_MOE": "sm120_triton"}
+# On an SM90: `sm120_triton`'s kernels as Triton compiles them for an RTX PRO 6000.
+CODE = str(Path(__file__).resolve().parents[1] / "sm120_code_plugin")
+SM120_CODE = {"E2E_SM120_CODE": "sm_120a:188"}
 EAGER = ("--disable-cuda-graph",)
 # How stock SGLang ends on the MXFP4 draft of a hybrid checkpoint where there is no Blackwell GPU.
 NO_QUANTIZER = "ImportError: cannot import name 'flashinfer_mxfp8_quantize'"
@@ -204,6 +207,23 @@ NVFP4 = (
     ),
     Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
 )  # fmt: skip
+SM120 = (
+    Launch("own-mxfp4", "mxfp4", "native MXFP4, sm120_triton for target and draft", "sm120-code", env=TARGET_TOO),
+    Launch(
+        "code-mxfp4", "mxfp4", "the same on SM120's code", "sm120-code",
+        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"},
+    ),
+    Launch("own-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, sm120_triton for the draft", "sm120-code", env=ASSUME),
+    Launch(
+        "code-hybrid", "hybrid-nvfp4", "the same on SM120's code", "sm120-code",
+        env=ASSUME | SM120_CODE | {"PYTHONPATH": CODE},
+    ),
+    Launch(
+        "code-mxfp4-w4a8", "mxfp4", "MXFP8 activations on SM120's code", "sm120-code",
+        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"}
+        | {"SGLANG_SM120_ACTIVATION": "mxfp8"},
+    ),
+)  # fmt: skip
 FAULTS = (
     Launch(
         "fault-corrupt-shard", "mxfp4-corrupt", "one shard cut short", "faults", serves=False, env=OURS,
@@ -226,5 +246,5 @@ FAULTS = (
         env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
     ),
 )  # fmt: skip
-LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + TWO_GPUS + FAULTS
+LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + SM120 + TWO_GPUS + FAULTS
 GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))

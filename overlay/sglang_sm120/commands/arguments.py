@@ -15,25 +15,44 @@ from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 
 
+class Parser(argparse.ArgumentParser):
+    """One that knows its options and its subcommands by name.
+
+    Attributes:
+        options: as they are written, `--json` and `-h`.
+        commands: name -> parser of each subcommand.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.options: list[str] = []
+        self.commands: dict[str, Parser] = {}
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
+        self.options += [name for name in names if name.startswith("-")]
+        return super().add_argument(*names, **how)
+
+
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command with its flags, and what follows `--`, which belongs to SGLang. Wrong usage exits with 2."""
     at = words.index("--") if "--" in words else len(words)
     ours, flags = words[:at], words[at + 1 :]
     top = parser()
-    commands = commands_of(top)
+    commands = top.commands
     first = next((w for w in ours if not w.startswith("-")), None)
     if first is not None and first not in commands:
         top.error(f"{first!r} is no command{_meant(first, commands) or ';'} the commands are {', '.join(commands)}")
     arguments, unknown = top.parse_known_args(ours)
     command = commands[arguments.command]
     if unknown:
-        known = [option for action in command._actions for option in action.option_strings]
         word = unknown[0].partition("=")[0]
-        meant = _meant(word, known) if word.startswith("-") else ""
+        meant = _meant(word, command.options) if word.startswith("-") else ""
         theirs = "; flags of SGLang come after --" if arguments.command == "plan" and not meant else ""
         command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}{theirs}")
     if flags and arguments.command != "plan":
         command.error(f"{arguments.command} takes nothing after --")
+    if arguments.command == "selftest" and (arguments.triton or arguments.lean) and not arguments.sm120_code:
+        command.error("--triton and --lean are for --sm120-code")
     if arguments.command == "tune" and not (arguments.shapes or arguments.model_path or arguments.check):
         command.error("give --model-path DIR or --shapes E,H,I,K")
     return arguments, flags
@@ -44,15 +63,9 @@ def _meant(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Name -> parser of each subcommand."""
-    (found,) = (a.choices for a in top._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(found)
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line, all subcommands."""
-    top = argparse.ArgumentParser(prog="sglang-sm120", description="DeepSeek-V4 on SM120 and SM121 GPUs with SGLang.")
+    top = Parser(prog="sglang-sm120", description="DeepSeek-V4 on SM120 and SM121 GPUs with SGLang.")
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_plan(commands)
@@ -60,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _add_selftest(commands)
     _add_tune(commands)
     _add_verify(commands)
+    top.commands = dict(commands.choices)
     return top
 
 
@@ -91,6 +105,9 @@ def _add_selftest(commands: Any) -> None:
     p = commands.add_parser("selftest", help="check the kernel on this machine; on a GPU also time it")
     p.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     p.add_argument("--full", action="store_true", help="more shapes and timings")
+    p.add_argument("--sm120-code", action="store_true", help="on an SM90: run what Triton compiles for SM120 instead")
+    p.add_argument("--triton", type=_path, nargs="+", default=[], metavar="DIR", help="--sm120-code: other Tritons too")
+    p.add_argument("--lean", action="store_true", help="--sm120-code: each tile on one layer only")
     p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 

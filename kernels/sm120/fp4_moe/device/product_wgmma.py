@@ -41,7 +41,7 @@ def _word_factors(
     if NV:  # the first and the last four words of a superblock have a scale each
         factor = tl.reshape(nv_factors(scales, ODD, 4, BN, SB, ASM), (BN, SB * 8))
     else:
-        byte = (scales >> 8 * ODD) & 255
+        byte = (scales >> 8) & 255 if ODD else scales & 255
         factor = (byte + 62) * 0x00800080 if ASM else scale_to_float32(byte, False)  # 2**(byte - 65) as bf16, twice
         factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (BN, SB, 8)), (BN, SB * 8))
     return factor

@@ -134,7 +134,7 @@ def _gate_up_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Til
     """
     rows = 2 * w.inter
     if width > 8:
-        return _grouped_tile(width, w.mxfp8)
+        return _grouped_tile(w, width, w.mxfp8)
     each = -(-rows // 32) * active / sms  # programs of 32 rows an SM
     two_steps = has_even_steps(w.hidden)
     if two_steps and not w.mxfp8:
@@ -150,7 +150,7 @@ def _gate_up_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Til
 def _down_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:
     """The second product's. Its steps are fewer; two a pass pay from 16 on."""
     if width > 8:
-        return _grouped_tile(width, False)
+        return _grouped_tile(w, width, False)
     each = -(-w.hidden // 32) * active / sms
     if w.inter >= 2048 and has_even_steps(w.inter) and each <= _resident(sm90):
         return _few_tile(sm90)
@@ -171,7 +171,9 @@ def _rows(total: int, active: int, sms: int) -> int:
     return 64 if -(-total // 64) * active >= 24 * sms else 32
 
 
-def _grouped_tile(width: int, quantized: bool) -> Tile:
+def _grouped_tile(w: Work, width: int, quantized: bool) -> Tile:
+    if width == 32 and w.format.has_global:
+        return Tile(64, width, stages=2, warps=2)  # with three stages the scaled codes spill
     if width == 16:
         return Tile(64 if quantized else 32, width, warps=2 if quantized else 1)  # 64 rows of one warp spill
     return Tile(64, width, warps=2)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import __version__, gpu
@@ -87,6 +88,16 @@ def run(
     if device == "cuda":
         _time_all(document, TIMED + (TIMED_FULL if full else []), progress)
     return document
+
+
+def run_sm120_code(
+    tritons: list[Path], lean: bool, progress: Callable[[str], None] = lambda _line: None
+) -> dict[str, Any]:  # fmt: skip
+    """What Triton compiles for SM120, run on this SM90; see `sm120_code.command.run`."""
+    from sglang_sm120.commands.selftest.sm120_code import command, compiling
+
+    compiling.require_sm90()
+    return command.run(tritons, lean, {"versions": _versions(), "device": _describe("cuda")}, progress)
 
 
 def _versions() -> dict[str, str]:
@@ -226,6 +237,15 @@ def _time(call: Callable[[], Any], flush: Callable[[], None], repeats: int = 25)
     """Microseconds of a CUDA-graph replay with cold L2."""
     graph = gpu_timing.captured(call)
     return gpu_timing.times_us([graph.replay] * (repeats + 3), flush)[3:]
+
+
+def render_any(document: dict[str, Any]) -> str:
+    """`render`, or that of the kind that the document is."""
+    if document["kind"] == "sm120-code":
+        from sglang_sm120.commands.selftest.sm120_code import command
+
+        return command.render(document)
+    return render(document)
 
 
 def render(document: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import draft_layer
-
+from scripts.layers import draft_layer
 from sglang_sm120.commands.plan import child as plan_child
 from sglang_sm120.commands.plan import one_rank
 from sglang_sm120.upstream import server_flags

@@ -19,11 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-import cpu_ranks
 from update_rank import GROUP, Rank, flattened, tensors
 
+from scripts.layers import cpu_ranks
 from sglang_sm120.commands.plan import one_rank, simulate
 
 _COMPONENTS = "model_executor.model_runner_components"

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""compute-sanitizer over one call for each tile, of SM120's code and of SM90's own. Needs an SM90.
+
+    sanitize.py [--tools memcheck racecheck synccheck initcheck] [--codes sm_120a sm_121a own] [--out FILE]
+
+Each code compiles once; then every tool runs the same calls in a process of its own, all at the same time. Counted are
+findings in the kernel package's kernels: torch's own copies, which initcheck reports while weights are prepared, are
+named and do not count. Exit status 1 when something was found, or a process did not run to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+CODES = ("sm_120a", "sm_121a", "own")
+CALLS = Path(__file__).with_name("sanitize_calls.py")
+FINISHED = "calls ran for"  # what the calls print last
+# A finding begins with a line of its own, and names its kernel in one of the next lines.
+_FINDING = re.compile(r"^========= (?:Error: |Warning: )?(Invalid|Uninitialized|Race|Barrier|Divergent|Program hit|Potential|Warp|Misaligned|Malloc)(.*)$")  # fmt: skip  # noqa: E501
+_KERNEL = re.compile(r"^=========\s+(?:at|Write Thread|Read Thread|and|in kernel)?.*?\b(?:at|in|kernel)\s+(?:void\s+)?([\w:]+)")  # fmt: skip  # noqa: E501
+_SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+def findings(text: str, ours: set[str]) -> tuple[collections.Counter[str], collections.Counter[str]]:
+    """(in our kernels, elsewhere): how often what was found, under `kernel: first line`."""
+    mine: collections.Counter[str] = collections.Counter()
+    others: collections.Counter[str] = collections.Counter()
+    pending = ""
+    for line in text.splitlines():
+        if first := _FINDING.match(line):
+            if pending:  # it named no kernel: nobody's, so ours until shown otherwise
+                mine[f"unnamed: {pending}"] += 1
+            pending = (first[1] + first[2]).strip()
+        elif pending and (kernel := _KERNEL.match(line)):
+            name = kernel[1]
+            (mine if name in ours else others)[f"{name}: {pending}"] += 1
+            pending = ""
+    if pending:
+        mine[f"unnamed: {pending}"] += 1
+    return mine, others
+
+
+def summary(text: str) -> int | None:
+    """Findings by the tool's own count; None when it wrote none."""
+    found = [int(m[1]) for line in text.splitlines() if (m := _SUMMARY.match(line))]
+    return found[-1] if found else None
+
+
+def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, Any]:
+    """The calls under a tool; without one they only compile."""
+    command = [sys.executable, str(CALLS), "--code", code]
+    command = [sanitizer, "--tool", tool, "--print-limit", "100000", *command] if tool else [*command, "--compile"]
+    env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    names = re.search(r"^kernels: (.*)$", done.stdout, re.M)
+    mine, others = findings(done.stdout, set(names[1].split()) if names else set())
+    row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in done.stdout, "status": done.returncode}
+    row |= {"found": dict(mine), "elsewhere": dict(others), "counted_by_tool": summary(done.stdout)}
+    row["kernels"] = sorted(set(names[1].split())) if names else []
+    silent = tool is not None and row["counted_by_tool"] is None
+    uncounted = bool(row["counted_by_tool"]) and not mine and not others
+    row["ok"] = row["finished"] and not mine and not silent and not uncounted
+    return row | ({} if row["ok"] else {"output": done.stdout[-4000:]})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--codes", nargs="+", choices=CODES, default=CODES)
+    parser.add_argument("--sanitizer", default="compute-sanitizer", help="its program")
+    parser.add_argument("--out", type=Path, help="a receipt as JSON")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(12) as pool:
+        rows = list(pool.map(lambda code: calls(code, cache, None, a.sanitizer), a.codes))
+        jobs = [(code, tool) for code in a.codes for tool in a.tools] if all(r["ok"] for r in rows) else []
+        rows += pool.map(lambda job: calls(job[0], cache, job[1], a.sanitizer), jobs)
+    for r in rows:
+        found = "; ".join(f"{n} x {what}" for what, n in r["found"].items()) or "nothing"
+        more = f"; elsewhere {sum(r['elsewhere'].values())}" if r["elsewhere"] else ""
+        print(f"{'ok ' if r['ok'] else 'RED'} {r['code']:<8} {r['tool'] or 'compiled':<10} {found}{more}")
+        if not r["ok"]:
+            print(r["output"])
+    if a.out:
+        a.out.write_text(json.dumps({"schema": 1, "kind": "sanitizer", "rows": rows}, indent=1) + "\n")
+    return 0 if all(r["ok"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
