@@ -8,21 +8,24 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, runners, stock
+from sglang_sm120.moe import decisions, known_kernels, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
-from sglang_sm120.settings import RUNNER, Settings
-from sglang_sm120.upstream import contracts, releases, server_flags, update_paths
+from sglang_sm120.settings import DISABLE, RUNNER, Settings
+from sglang_sm120.upstream import contracts, features, releases, server_flags, update_paths
 from sglang_sm120.upstream.contracts import Target
+from sglang_sm120.upstream.protocols import ResolvedFlags
+from sglang_sm120.upstream.server_flags import Role
 
 NAME = "deepseek_v4_gate"
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 _GROUPS = "sglang.srt.arg_groups"
 _REGISTRY, _HOOKS, _IMPERATIVE = f"{_GROUPS}.overrides", f"{_GROUPS}.resolution_hooks", f"{_GROUPS}.deepseek_v4_hook"
 _ARGS = "sglang.srt.server_args"
+NAME_PATCH = "runner_name"
 DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
 _installed = False
 _decided: Any = None  # the flags that our provider saw last
@@ -85,7 +88,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         still_reached.require()
         _refuse_damaged(view)
         _decided = server_args
-        launch = launch_of.facts(server_args, settings.draft_runner)
+        launch = launch_of.facts(server_args, settings, _unreached(view, settings))
         try:
             target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
@@ -93,7 +96,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             if launch.speculative is not None and _draft_is_ours():
                 draft = runners.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
-                _refuse_unpatched_schedulers(view, draft)
+                _refuse_unpatched_schedulers(view, draft)  # a target of ours needs them too, and routing knows
                 _refuse_disabled(settings, launch, draft)
             else:
                 draft = runners.Route(None, "no draft of ours")
@@ -107,20 +110,33 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
     return sm120_moe_runners
 
 
+def _unreached(view: ResolvedFlags, settings: Settings) -> str | None:
+    """Why a hybrid checkpoint's layers cannot get our NVFP4 method: nobody gives it to them, or no flag can name it."""
+    if NAME_PATCH in settings.disabled and features.takes_runner_names():
+        return f"{DISABLE.name} leaves out {NAME_PATCH}, which registers it"
+    if not _draft_is_ours():
+        state = records.STATES.get(DRAFT_PATCH)
+        return f"{DRAFT_PATCH}, which gives it the layers, is {f'{state.status} ({state.reason})' if state else 'out'}"
+    for flag, used in _unpatched(view):
+        if used:
+            return f"with {flag} SGLang builds layers in processes that load no plugins"
+    return None
+
+
 def _draft_is_ours() -> bool:
     """Whether the draft's patch is in: left out by name, or mended upstream, SGLang decides."""
     state = records.STATES.get(DRAFT_PATCH)
     return state is not None and state.status == records.Status.APPLIED
 
 
-def _declare(field: str, role: str, patch: str, route: runners.Route) -> dict[str, str]:
+def _declare(field: str, role: Role, patch: str, route: runners.Route) -> dict[str, str]:
     decisions.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: server_flags.flag_name(route.runner)}
 
 
 def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -> None:
     """A route to our runner needs the patches that register its name and give the layer our method."""
-    needed = ["runner_name"] if launch.takes_names else []
+    needed = [NAME_PATCH] if launch.takes_names else []
     needed += ["mxfp4_experts"] if "mxfp4" in (launch.kind, launch.draft_kind) else []
     for patch in needed:
         if route.runner == RUNNER and patch in settings.disabled:
@@ -130,7 +146,7 @@ def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -
             )
 
 
-def _refuse_moved_weights(view: Any, target_is_ours: bool, draft_is_ours: bool) -> None:
+def _refuse_moved_weights(view: ResolvedFlags, target_is_ours: bool, draft_is_ours: bool) -> None:
     """Stop before weights load where SGLang would move, share or exchange what our kernel prepares in place."""
     for flag in update_paths.FLAGS:
         if (target_is_ours or (draft_is_ours and not flag.target_only)) and flag.is_used(view):
@@ -150,7 +166,7 @@ def _refuse_moved_weights(view: Any, target_is_ours: bool, draft_is_ours: bool) 
             )
 
 
-def _refuse_damaged(view: Any) -> None:
+def _refuse_damaged(view: ResolvedFlags) -> None:
     """Stop before SGLang reads experts in a format that they do not have."""
     directory = Path(view.model_path)
     if view.load_format == "dummy" or not directory.is_dir():
@@ -163,7 +179,7 @@ def _refuse_damaged(view: Any) -> None:
         raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
 
 
-def _refuse_unpatched_schedulers(view: Any, draft: runners.Route) -> None:
+def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:
     """Ray actors and the weight-cache daemon build models without loading plugins: the draft would be stock."""
     if draft.runner is None:
         return
@@ -175,7 +191,7 @@ def _refuse_unpatched_schedulers(view: Any, draft: runners.Route) -> None:
             )
 
 
-def _unpatched(view: Any) -> tuple[tuple[str, bool], ...]:
+def _unpatched(view: ResolvedFlags) -> tuple[tuple[str, bool], ...]:
     """The flags whose processes load no plugins, and whether they are used; the weight cache is new in 0.5.18."""
     cache = getattr(view, "weight_cache_mode", "off")
     return ("--use-ray", bool(view.use_ray)), ("--weight-cache-mode", cache != "off")
@@ -187,17 +203,17 @@ def _check(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = server_flags.resolving(server_args)
     if view.device != "cuda" or server_flags.target_kind(server_args) != "hybrid-nvfp4":
         return
-    reason = runners.NVFP4_REFUSED.get(view.moe_runner_backend)
+    reason = known_kernels.why_not("nvfp4", server_flags.meant(view.moe_runner_backend))
     if reason is not None:
         raise SystemExit(
             f"sglang-sm120: {runners.TARGET_FLAG} was resolved to {view.moe_runner_backend} after {NAME} had chosen: "
-            f"{reason}. Pass {runners.TARGET_FLAG} {runners.NVFP4_WORKING[0]}"
+            f"{reason}. Pass {runners.TARGET_FLAG} {launch_of.flag_values('nvfp4')}"
         )
 
 
 PATCH = Patch(
     name=NAME,
-    summary="hybrid FP8+NVFP4 targets run on FlashInfer CUTLASS (or Marlin) instead of trtllm-gen",
+    summary=f"hybrid FP8+NVFP4 targets run on `{RUNNER}` (or FlashInfer CUTLASS, or Marlin) instead of trtllm-gen",
     symptom=(
         "`trtllm_fp4_block_scale_routed_moe` fails at the first forward: the resolved arguments say "
         "`moe_runner_backend='flashinfer_trtllm_routed'`, whose kernels exist for SM100 only"

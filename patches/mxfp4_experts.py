@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120.moe import decisions, runners
+from sglang_sm120.moe import decisions, known_kernels, runners
+from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.choose import mxfp4_method
 from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
 from sglang_sm120.patching import on_import, replace, still_reached
@@ -17,15 +18,6 @@ from sglang_sm120.upstream.contracts import Target
 
 NAME = "mxfp4_experts"
 _MODULE = "sglang.srt.layers.quantization.fp8"
-# What SGLang makes of packed FP4 experts. Under DSpark it looks at the target's runner, whatever the draft's flag says,
-# so our runner may have been asked for although SGLang chose another method. Ignored layers are unquantized.
-_PACKED_METHODS = (
-    "Fp8MoEMethod",
-    "Mxfp4FlashinferCutlassMoEMethod",
-    "Mxfp4FlashinferTrtllmMoEMethod",
-    "Mxfp4HummingMoEMethod",
-    "Mxfp4MarlinMoEMethod",
-)
 
 
 def install(settings: Settings) -> str:
@@ -43,16 +35,20 @@ def _wrap(original: FunctionType, module: ModuleType, settings: Settings) -> Cal
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         method = original(self, layer, prefix)
         packed = self.is_fp4_experts and not getattr(self, "dequant_fp4_to_fp8", False)
-        if not packed or not built_layers.is_fused_moe(layer) or type(method).__name__ not in _PACKED_METHODS:
+        # Under DSpark SGLang looks at the target's runner, whatever the draft's flag says, so our runner may have been
+        # asked for although SGLang chose another method. Ignored layers are unquantized.
+        reads_packed = type(method).__name__ in known_kernels.methods("mxfp4")
+        if not packed or not built_layers.is_fused_moe(layer) or not reads_packed:
             return method
         decisions.once("summary", decisions.summary())
         runner = server_flags.layer_runner(prefix)
-        role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
-        if runner in runners.MXFP4_REFUSED and isinstance(method, module.Fp8MoEMethod):
+        role = server_flags.role(prefix)
+        reason = known_kernels.why_not("mxfp4", runner)
+        if reason is not None and isinstance(method, module.Fp8MoEMethod):
             flag = runners.DRAFT_FLAG if role == "draft" else runners.TARGET_FLAG
             raise SystemExit(
-                f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: "
-                f"{runners.MXFP4_REFUSED[runner]}. Pass {flag} {' or '.join(runners.MXFP4_WORKING)}"
+                f"sglang-sm120: {prefix} holds MXFP4 experts and would run on {runner}: {reason}. "
+                f"Pass {flag} {launch_of.flag_values('mxfp4')}"
             )
         # EAGLE has swapped the runner, so SGLang has done what the flag says, unless it says ours.
         ignored = (

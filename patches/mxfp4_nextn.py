@@ -1,4 +1,4 @@
-"""Give the MXFP4 draft of a hybrid checkpoint a method that has kernels for SM120."""
+"""Give the layers of a hybrid checkpoint, MXFP4 draft and NVFP4 target, methods that have kernels for SM120."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120.moe import decisions, runners, stock
-from sglang_sm120.moe.choose import mxfp4_method
+from sglang_sm120.moe import decisions, known_kernels, runners, stock
+from sglang_sm120.moe import launch as launch_of
+from sglang_sm120.moe.choose import mxfp4_method, nvfp4_method
 from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
 from sglang_sm120.patching import on_import, replace, still_reached
 from sglang_sm120.patching.records import Patch
@@ -40,6 +41,9 @@ def _wrap(original: FunctionType, settings: Settings) -> Callable[..., Any]:
         decisions.once("summary", decisions.summary())
         # SGLang 0.5.16 has DSpark and does not exclude its `stages.*`, which are MXFP4 like every draft's experts.
         if not (self.nvfp4_config.is_layer_excluded(prefix) or server_flags.is_draft_prefix(prefix)):
+            # Ours without a look at upstream's method, which refuses to be made on some GPUs.
+            if server_flags.layer_runner(prefix) == RUNNER:
+                return nvfp4_method(prefix, NAME, f"{RUNNER} was asked for", settings)
             return _target(original(self, layer, prefix) if _target_runs(prefix) else None)
         if not self.is_fp4_experts:
             return original(self, layer, prefix)
@@ -55,12 +59,13 @@ def _target_runs(prefix: str) -> bool:
     first (`run_server(args)` without `load_plugins()`) gets here.
     """
     runner = server_flags.layer_runner(prefix)
-    reason = runners.NVFP4_REFUSED.get(runner)
+    reason = known_kernels.why_not("nvfp4", runner)
     if reason is None:
         return True
+    works = launch_of.flag_values("nvfp4")
     raise SystemExit(
-        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {runners.TARGET_FLAG} "
-        f"{' or '.join(runners.NVFP4_WORKING)}; if deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
+        f"sglang-sm120: {prefix} would run on {runner}: {reason}. Pass {runners.TARGET_FLAG} {works}; if "
+        "deepseek_v4_gate is in SGLANG_SM120_DISABLE take it out; a program "
         "that starts SGLang itself must call sglang.srt.plugins.load_plugins() before it resolves its arguments"
     )
 
@@ -79,7 +84,10 @@ def _draft(config: Any, prefix: str, settings: Settings) -> Any:
 
 PATCH = Patch(
     name=NAME,
-    summary=f"the MXFP4 draft of a hybrid checkpoint runs on `{RUNNER}`, or on the runner that its flag names",
+    summary=(
+        f"the MXFP4 draft of a hybrid checkpoint runs on `{RUNNER}`, or on the runner that its flag names; its NVFP4 "
+        f"target gets the method of `{RUNNER}` where that is its runner"
+    ),
     symptom=(
         "the draft's first forward dies in `Mxfp4FlashinferTrtllmMoEMethod.apply` "
         "(`trtllm_fp4_block_scale_routed_moe`), whatever `--speculative-moe-runner-backend` says"
@@ -130,7 +138,7 @@ PATCH = Patch(
     ),
     why="the method returns the TRT-LLM MXFP4 method unconditionally; it asks neither a flag nor a registry",
     binding="a class attribute: SGLang calls `quant_config.get_quant_method(layer, prefix)` for each layer it builds",
-    untouched="linear layers, NVFP4 target layers, checkpoints whose draft is not FP4",
+    untouched=f"linear layers, NVFP4 target layers on other runners than `{RUNNER}`, drafts that are not FP4",
     remove_when="upstream's `HybridFp8NvFp4Config.get_quant_method` has another method for `model.decoder.*` on SM120",
     install=install,
     mended=lambda: stock.mended_layer("draft"),

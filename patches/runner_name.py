@@ -6,7 +6,7 @@ from types import ModuleType
 
 from sglang_sm120.patching import on_import
 from sglang_sm120.patching.records import Patch, Status
-from sglang_sm120.settings import DRAFT_MOE, RUNNER, Settings
+from sglang_sm120.settings import DRAFT_MOE, RUNNER, TARGET_MOE, Settings
 from sglang_sm120.upstream import releases, server_flags
 from sglang_sm120.upstream.contracts import Target
 
@@ -30,7 +30,10 @@ PATCH = Patch(
     symptom=f"`argument --moe-runner-backend: invalid choice: '{RUNNER}'`",
     targets=(Target(_UTILS, "register_moe_runner_backend_name", releases.spans({"0.5.19": "c89636b0d185"})),),
     proven_on=releases.span("0.5.19"),
-    elsewhere=(Status.NOT_APPLICABLE, f"this SGLang's flags take built-in runners only; set {DRAFT_MOE.name} instead"),
+    elsewhere=(
+        Status.NOT_APPLICABLE,
+        f"this SGLang's flags take built-in runners only; set {TARGET_MOE.name} or {DRAFT_MOE.name} instead",
+    ),
     why="a registration through SGLang's public functions; nothing is replaced",
     binding="argparse keeps the list object that `add_moe_runner_backend_choices` extends",
     untouched="every other runner",

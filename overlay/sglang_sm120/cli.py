@@ -16,9 +16,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 def _plan(arguments: argparse.Namespace, flags: list[str]) -> int:
     from sglang_sm120.commands.plan import command as plan
+    from sglang_sm120.commands.plan import document
 
-    document = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
-    return _answer(document, arguments.json, plan.render)
+    made = plan.make(arguments.model, flags, arguments.arch, arguments.gpu_memory_gib, arguments.stock)
+    return _answer(document.to_json(made), arguments.json, lambda _: plan.render(made))
 
 
 def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:

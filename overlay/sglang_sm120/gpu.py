@@ -149,7 +149,7 @@ def _from_nvml() -> Gpu | None:
     return Gpu(capability, name, "nvml", mixed, mixed and any(c[0] == 12 for c, _ in found))
 
 
-def _from_torch(torch) -> Gpu | None:
+def _from_torch(torch: Any) -> Gpu | None:
     if torch.version.cuda is None or not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()

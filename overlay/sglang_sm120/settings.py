@@ -9,11 +9,16 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 RUNNER = "sm120_triton"
-DRAFT_RUNNERS = ("auto", RUNNER, "flashinfer_mxfp4", "marlin")
-ACTIVATIONS = ("bf16", "mxfp8")
-ARCHITECTURES = ("sm120", "sm121")
+DraftRunner = Literal["auto", "sm120_triton", "flashinfer_mxfp4", "marlin"]
+Activation = Literal["bf16", "mxfp8"]
+TargetRunner = Literal["auto", "sm120_triton", "flashinfer_cutlass", "marlin", "flashinfer_mxfp4"]
+DRAFT_RUNNERS: tuple[DraftRunner, ...] = get_args(DraftRunner)
+TARGET_RUNNERS: tuple[TargetRunner, ...] = get_args(TargetRunner)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+SM12X = ("sm120", "sm121")
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,19 @@ DRAFT_MOE = Variable(
     DRAFT_RUNNERS,
     f"MoE kernel of the draft where `--speculative-moe-runner-backend` does not say; `auto` means `{RUNNER}`",
 )
+TARGET_MOE = Variable(
+    "SGLANG_SM120_TARGET_MOE",
+    "auto",
+    TARGET_RUNNERS,
+    f"MoE kernel of the target where `--moe-runner-backend` does not say; `auto` means `{RUNNER}` for NVFP4 experts, "
+    "and SGLang's choice for the others",
+)
 ACTIVATION = Variable(
     "SGLANG_SM120_ACTIVATION",
     "bf16",
     ACTIVATIONS,
-    f"activations of `{RUNNER}`: `bf16` keeps them (W4A16), `mxfp8` quantises them to e4m3 with e8m0 scales (W4A8)",
+    f"activations of `{RUNNER}`: `bf16` keeps them (W4A16), `mxfp8` quantises them to e4m3 with e8m0 scales (W4A8; "
+    "MXFP4 layers only)",
 )
 ACCEPT_DRIFT = Variable(
     "SGLANG_SM120_ACCEPT_DRIFT",
@@ -52,10 +65,10 @@ ACCEPT_DRIFT = Variable(
 ASSUME = Variable(
     "SGLANG_SM120_ASSUME",
     "",
-    ARCHITECTURES,
+    SM12X,
     "treat the present GPU as that architecture when routing MoE layers (for testing)",
 )
-VARIABLES = (OFF, DISABLE, DRAFT_MOE, ACTIVATION, ACCEPT_DRIFT, ASSUME)
+VARIABLES = (OFF, DISABLE, TARGET_MOE, DRAFT_MOE, ACTIVATION, ACCEPT_DRIFT, ASSUME)
 
 
 class SettingError(ValueError):
@@ -68,8 +81,9 @@ class Settings:
 
     enabled: bool = True
     disabled: frozenset[str] = frozenset()
-    draft_runner: str = "auto"
-    activation: str = "bf16"
+    target_runner: TargetRunner = "auto"
+    draft_runner: DraftRunner = "auto"
+    activation: Activation = "bf16"
     accept_drift: bool = False
     assume: str | None = None
     warnings: tuple[str, ...] = ()
@@ -117,8 +131,9 @@ def read(patch_names: Iterable[str], environment: Mapping[str, str] | None = Non
     return Settings(
         enabled=_choice(OFF, env) == "1",
         disabled=_names(DISABLE, env, tuple(patch_names)),
-        draft_runner=_choice(DRAFT_MOE, env),
-        activation=_choice(ACTIVATION, env),
+        target_runner=cast(TargetRunner, _choice(TARGET_MOE, env)),
+        draft_runner=cast(DraftRunner, _choice(DRAFT_MOE, env)),
+        activation=cast(Activation, _choice(ACTIVATION, env)),
         accept_drift=_choice(ACCEPT_DRIFT, env) == "1",
         assume=_choice(ASSUME, env) or None,
         warnings=_near_misses(env),

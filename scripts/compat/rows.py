@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sglang_sm120.settings import DRAFT_MOE, RUNNER
-from sglang_sm120.upstream import releases
+from sglang_sm120.commands.plan.simulate import SIMULATED
+from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG
+from sglang_sm120.settings import DRAFT_MOE, RUNNER, SM12X, TARGET_MOE
+from sglang_sm120.upstream import releases, server_flags
 
 TP2 = ("--tp", "2")
-EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1")
-EAGLE += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2")
+EAGLE = tuple(server_flags.eagle())
 DSPARK = ("--speculative-algorithm", "DSPARK")
 DRAFTS = {"none": (), "EAGLE": EAGLE, "DSPARK": DSPARK}
-TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 
-SM12X = ("sm120", "sm121")
-OTHERS = ("sm100", "sm90")
+OTHERS = tuple(arch for arch in SIMULATED if arch not in SM12X)
 _HAS_DSPARK = releases.span("0.5.16")
 _TAKES_NAMES = releases.span("0.5.19")
 _ALL = releases.PROVEN
@@ -94,6 +93,16 @@ def _target_runners() -> list[Row]:
         for runner in runners
     ]
     rows += [Row(kind, target_runner=RUNNER, in_releases=_TAKES_NAMES) for kind in ("hybrid-nvfp4", "mxfp4")]
+    by_variable = {
+        "hybrid-nvfp4": ("marlin", "flashinfer_cutlass", "flashinfer_mxfp4"),
+        "mxfp4": (RUNNER, "marlin"),
+        "fp8": (RUNNER,),
+    }
+    rows += [Row(kind, env={TARGET_MOE.name: runner}) for kind, asked in by_variable.items() for runner in asked]
+    rows += [
+        Row("mxfp4", draft, env={TARGET_MOE.name: RUNNER}, in_releases=_of(draft)) for draft in ("EAGLE", "DSPARK")
+    ]
+    rows += [Row("hybrid-nvfp4", target_runner="marlin", env={TARGET_MOE.name: RUNNER})]
     return [*rows, Row("hybrid-nvfp4", "EAGLE", target_runner="marlin")]
 
 
@@ -115,11 +124,14 @@ def _shapes() -> list[Row]:
     whole = {"SGLANG_SHARED_EXPERT_TP1": "1"}  # a sixteenth of V4-Pro's is 192 columns, which SGLang refuses
     return [
         Row("hybrid-nvfp4", "EAGLE", flags=ep2),
+        Row("hybrid-nvfp4", target_runner="flashinfer_cutlass", flags=ep2),
         Row("hybrid-nvfp4", "EAGLE", flags=("--tp", "4", "--ep-size", "4"), archs=SM12X),
         Row("hybrid-nvfp4", "EAGLE", flags=(*TP2, "--quantization", "fp8")),
         Row("mxfp4", "EAGLE", flags=("--tp", "16"), size="pro", env=whole),
         Row("mxfp4", "EAGLE", flags=("--tp", "16"), size="pro", draft_runner="flashinfer_mxfp4", env=whole),
         Row("hybrid-nvfp4", "EAGLE", flags=("--tp", "16"), size="pro", env=whole),
+        # Two copies of the experts, so that a rank has 384 columns of V4-Pro's and not 192.
+        Row("mxfp4", "EAGLE", flags=("--tp", "16", "--moe-dp-size", "2", "--attn-cp-size", "2"), size="pro", env=whole),
     ]
 
 

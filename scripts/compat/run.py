@@ -27,6 +27,7 @@ _SHORT = {
     "Mxfp4MarlinMoEMethod": "Marlin MXFP4",
     "Mxfp4HummingMoEMethod": "Humming MXFP4",
     "Sm120Mxfp4MoEMethod": "ours",
+    "Sm120Nvfp4MoEMethod": "ours, NVFP4",
     "Fp8MoEMethod": "FP8",
 }
 

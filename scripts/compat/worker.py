@@ -16,9 +16,10 @@ import os
 import sys
 from typing import Any
 
+from sglang_sm120 import __version__
 from sglang_sm120.commands.plan import child as plan_child
-from sglang_sm120.commands.plan import command as plan
-from sglang_sm120.commands.plan import simulate
+from sglang_sm120.commands.plan import document, judge, simulate
+from sglang_sm120.commands.plan.document import Plan, Request
 from sglang_sm120.upstream import releases
 
 
@@ -38,10 +39,9 @@ def answer(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
     """One launch, in this process."""
     os.environ.update(scenario.get("env", {}))
     stock = os.environ.get("SGLANG_PLUGINS") == "__none__"
-    request = {"model": scenario["model"], "flags": scenario["flags"], "arch": arch, "memory_gib": 96}
-    document = {"sglang": releases.installed(), "arch": arch, "stock": stock} | plan_child.decide(request)
-    plan._judge(document)
-    return document
+    request = Request(model=scenario["model"], flags=tuple(scenario["flags"]), arch=arch)
+    plan = Plan(sglang=releases.installed(), overlay=__version__, arch=arch, simulated=True, stock=stock)
+    return document.to_json(judge.judged(plan, plan_child.decide(request)))
 
 
 def fork(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def fork(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(read_end)
-        document = answer(scenario, arch)
+        found = answer(scenario, arch)
         with os.fdopen(write_end, "w") as pipe:
-            json.dump(document, pipe)
+            json.dump(found, pipe)
         sys.stderr.flush()
         os._exit(0)
     os.close(write_end)
@@ -72,7 +72,7 @@ def fork(scenario: dict[str, Any], arch: str) -> dict[str, Any]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=plan.ARCHITECTURES, required=True)
+    parser.add_argument("--arch", choices=simulate.SIMULATED, required=True)
     arch = parser.parse_args().arch
     answers_to = os.dup(1)
     os.dup2(2, 1)  # whatever SGLang prints must not mix with the answers

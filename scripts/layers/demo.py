@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.checkpoints import tiny
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan import command as plan
+from sglang_sm120.commands.plan import document
+from sglang_sm120.upstream import server_flags
 
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+EAGLE = server_flags.eagle()
 DEFAULT_FLAGS = ["--tp", "2", *EAGLE]
 RANKS = {
     "TP 2, rank 0": ["--tp", "2", "--rank", "0", "--update"],
@@ -61,14 +62,13 @@ def gather(model: Path | None, flags: list[str], work: Path) -> dict[str, Any]:
     planned = model or checkpoint
     say(f"Resolving {planned} on SM120 and running the draft's experts on two kinds of rank (about a minute)")
     with ThreadPoolExecutor(2) as pool:
-        stock = pool.submit(plan.make, planned, flags, "sm120", 96, True)
-        ours = pool.submit(plan.make, planned, flags, "sm120")
+        stock, ours = (pool.submit(plan.make, planned, flags, "sm120", stock=s) for s in (True, False))
         layers = {name: pool.submit(layer, checkpoint, arguments) for name, arguments in RANKS.items()}
         return {
             "checkpoint": str(planned),
             "flags": flags,
-            "stock": stock.result(),
-            "overlay": ours.result(),
+            "stock": document.to_json(stock.result()),
+            "overlay": document.to_json(ours.result()),
             "layers": {name: future.result() for name, future in layers.items()},
         }
 

@@ -24,9 +24,7 @@ PREFIX = "model.decoder.mlp.experts"
 
 
 def _flags(tp: int, ep: int) -> list[str]:
-    eagle = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-    eagle += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
-    return ["--tp", str(tp), "--ep-size", str(ep), *eagle]
+    return ["--tp", str(tp), "--ep-size", str(ep), *server_flags.eagle()]
 
 
 def resolve(model: Path, tp: int, ep: int, rank: int) -> Any:

@@ -58,7 +58,7 @@ def build(model: str, runner: str) -> Any:
     import torch
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
-    server_args = plan_child._resolve(["--model-path", model, "--tp", "1", "--moe-runner-backend", runner])
+    server_args = plan_child.resolve(["--model-path", model, "--tp", "1", "--moe-runner-backend", runner])
     one_rank.publish_as_scheduler(server_args)
     config = one_rank.quantization_config(server_flags.model_config(server_args))
     layer = FusedMoE(

@@ -86,7 +86,7 @@ def answer(directory: str, flags: list[str]) -> dict[str, Any]:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    server_args = plan_child._resolve(["--model-path", directory, *flags])
+    server_args = plan_child.resolve(["--model-path", directory, *flags])
     one_rank.publish_as_scheduler(server_args)
     torch.set_default_dtype(torch.bfloat16)
     torch.cuda.Stream = torch.cuda.Event = lambda *_args, **_kwargs: SimpleNamespace()

@@ -12,11 +12,13 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sglang_sm120.commands.plan import child as plan_child
 from sglang_sm120.commands.plan import simulate
+from sglang_sm120.commands.plan.document import Request
 
 ENTRY = "[sglang.srt.plugins]\nother = other_overlay:register\n"
 METADATA = "Metadata-Version: 2.1\nName: other-overlay\nVersion: 1.0\n"
@@ -33,7 +35,8 @@ def launch(request: dict[str, Any], plugin: str | None, env: dict[str, str]) -> 
             (info / "METADATA").write_text(METADATA)
             (Path(directory) / "other_overlay.py").write_text(plugin)
             sys.path.append(directory)
-        answer = plan_child.decide({"arch": request["arch"], "model": request["model"], "flags": request["flags"]})
+        asked = Request(model=request["model"], flags=tuple(request["flags"]), arch=request["arch"])
+        answer = asdict(plan_child.decide(asked))
     other = sys.modules.get("other_overlay")
     return answer | {"calls": len(other.CALLS) if other else None}
 

@@ -8,9 +8,11 @@ does; with `before_plugins` the flags are resolved before plugins load, as a pro
 import json
 import os
 import sys
+from dataclasses import asdict
 
 from sglang_sm120.commands.plan import child as plan_child
-from sglang_sm120.commands.plan import one_rank, simulate
+from sglang_sm120.commands.plan import layers, one_rank, simulate
+from sglang_sm120.commands.plan.document import Request
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import contracts, server_flags
 
@@ -70,7 +72,7 @@ def resolved_too_early(launch):
             params_dtype=torch.bfloat16,
             quant_config=one_rank.quantization_config(config),
             prefix="model.layers.0.mlp.experts",
-            **plan_child._shape(config),
+            **asdict(layers.shape_of(config)),
         )
 
 
@@ -82,7 +84,8 @@ def answer(request, launch):
         if launch.get("before_plugins"):
             resolved_too_early(launch)
             return {"errors": []}
-        return plan_child.decide({"arch": request["arch"], **launch})
+        asked = Request(model=str(launch["model"]), flags=tuple(launch["flags"]), arch=request["arch"])
+        return asdict(plan_child.decide(asked))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the answer of the child
         return {"errors": [f"{type(error).__name__}: {error}"]}
 

@@ -7,7 +7,6 @@ is the top-k ids of its tokens; `env` and `dies` say what is different on one ra
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -67,7 +66,7 @@ def serve(request: dict[str, Any], run: dict[str, Any], rank: int, address: str,
 
 def live(request: dict[str, Any], run: dict[str, Any], rank: int, address: str, answer: Path) -> None:
     """The child: serve, write the answer, leave."""
-    ctypes.CDLL(None).prctl(plan_child.PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed parent leaves nothing behind
+    plan_child.end_with_parent()
     os.environ.update((run.get("env") or {}).get(str(rank), {}))
     said: dict[str, Any] = {}
     status = 0

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from scripts.checkpoints import make
+from sglang_sm120.upstream import server_flags
 
 RELEASES = ["0.5.16", "0.5.17", "0.5.23"]  # the first with DSpark, the one of the end-to-end runs, the newest
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+EAGLE = server_flags.eagle()
 FLAGS = {"nextn": EAGLE, "dspark": ["--speculative-algorithm", "DSPARK"]}
 CLASSES = {"nextn": "DeepseekV4ForCausalLMNextN", "dspark": "DeepseekV4ForCausalLMDSpark"}
 NAMES = [f"{kind} {draft}" for kind in make.KINDS for draft in make.DRAFTS]

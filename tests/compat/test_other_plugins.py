@@ -5,13 +5,12 @@ import json
 import pytest
 
 from sglang_sm120.checkpoint import headers_only
-from sglang_sm120.upstream import releases
+from sglang_sm120.upstream import releases, server_flags
 
 NEWEST = releases.PROVEN[-1]
 # Flags take effect differently: one function, registered providers, hooks of the resolution.
 ERAS = ["0.5.14", "0.5.19", NEWEST]
-FLAGS = ["--tp", "2", "--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-FLAGS += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+FLAGS = ["--tp", "2", *server_flags.eagle()]
 QUANT, CLASS = "sglang.srt.layers.quantization.modelopt_quant", "HybridFp8NvFp4Config"
 TARGET = f"{QUANT}.{CLASS}.get_quant_method"
 
@@ -189,14 +188,14 @@ def test_a_replaced_patch_stops_the_launch_when_flags_are_resolved(how, answers)
     answer = answers["replaces", how]
     (error,) = answer["errors"]
     assert_named(error)
-    assert answer["parallel"] is None  # nothing was resolved
+    assert answer["sizes"] is None  # nothing was resolved
 
 
 def test_a_patch_that_only_schedulers_see_replaced_stops_them_before_weights(answers):
     answer = answers["late", ""]
     (error,) = answer["errors"]
     assert_named(error)
-    assert answer["parallel"]["tp_size"] == 2
+    assert answer["sizes"]["tp_size"] == 2
     assert (answer["target"], answer["calls"]) == (None, 0)
 
 

@@ -54,8 +54,11 @@ def test_the_variable_serves_native_drafts_too():
 @pytest.mark.parametrize(
     ("facts", "stops"),
     [
-        ({"ep": 4, "draft_runner": "marlin"}, True),  # FlashInfer's ids are global, Marlin's local
-        ({"ep": 4, "draft_runner": "flashinfer_mxfp4"}, False),
+        # FlashInfer's ids are global, Marlin's and ours local.
+        ({"ep": 4, "draft_runner": "marlin", "target_runner": "flashinfer"}, True),
+        ({"ep": 4, "draft_runner": "flashinfer_mxfp4", "target_runner": "flashinfer"}, False),
+        ({"ep": 4, "draft_runner": "flashinfer_mxfp4", "target_default": "sm120_triton"}, True),
+        ({"ep": 4, "draft_runner": "marlin", "target_default": "sm120_triton"}, False),
         ({"ep": 4, "draft_runner": "marlin", "ids_per_layer": True}, False),
         ({"ep": 1, "draft_runner": "marlin"}, False),
         ({"ep": 4, "draft_runner": "marlin", "target_runner": "marlin"}, False),
@@ -65,6 +68,8 @@ def test_the_variable_serves_native_drafts_too():
 )
 @pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
 def test_dspark_keeps_the_targets_expert_ids(kind, facts, stops):
+    if facts.get("target_runner") == "flashinfer":
+        facts = facts | {"target_runner": "flashinfer_cutlass" if kind == "hybrid-nvfp4" else "flashinfer_mxfp4"}
     asked = launch(kind, **{"speculative": "DSPARK", "tp": 4, "ids_per_layer": False} | facts)
     if not stops:
         assert runners.route_draft(asked).runner in ("sm120_triton", asked.draft_runner)
@@ -76,6 +81,8 @@ def test_dspark_keeps_the_targets_expert_ids(kind, facts, stops):
 def test_ours_travels_under_a_name_that_old_flags_have(monkeypatch):
     monkeypatch.setattr(features, "takes_runner_names", lambda: False)
     assert server_flags.flag_name("sm120_triton") == "triton"
-    assert server_flags.flag_name("marlin") == "marlin"
+    assert server_flags.flag_name("marlin") == server_flags.meant("marlin") == "marlin"
+    assert server_flags.meant("triton") == "sm120_triton"
     monkeypatch.setattr(features, "takes_runner_names", lambda: True)
-    assert server_flags.flag_name("sm120_triton") == "sm120_triton"
+    assert server_flags.flag_name("sm120_triton") == server_flags.meant("sm120_triton") == "sm120_triton"
+    assert server_flags.meant("triton") == "triton"

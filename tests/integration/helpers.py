@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sglang_sm120.upstream import server_flags
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 CHILDREN = ROOT / "tests" / "children"
 COMMAND = Path(sys.executable).with_name("sglang-sm120")
 
-EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
+EAGLE = server_flags.eagle()
 
 # Before any test: SGLang, once one imports it, sets where eight libraries keep compiled kernels.
 AT_START = dict(os.environ)

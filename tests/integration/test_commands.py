@@ -26,7 +26,7 @@ def test_plan_is_one_document_in_time(checkpoints):
     document = json.loads(done.stdout)
     assert done.returncode == 0
     assert (document["schema"], document["simulated"], document["errors"]) == (1, True, [])
-    assert document["target"]["kernel"] == "FlashInfer CUTLASS NVFP4"
+    assert document["target"]["kernel"] == "Triton NVFP4 (sm120_triton)"
     assert document["draft"]["kernel"] == "Triton MXFP4 (sm120_triton)"
 
 

@@ -3,20 +3,22 @@
 import pytest
 from helpers import EAGLE
 
+from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG
+
 pytestmark = pytest.mark.sglang
 
 TP2 = ["--tp", "2"]
 
 NVFP4, TRTLLM = "ModelOptNvFp4FusedMoEMethod", "Mxfp4FlashinferTrtllmMoEMethod"
 OURS, RUNNER = "Sm120Mxfp4MoEMethod", "sm120_triton"
-GATED = (NVFP4, "flashinfer_cutlass", "deepseek_v4_gate")
+GATED = ("Sm120Nvfp4MoEMethod", RUNNER, "deepseek_v4_gate")
+CUTLASS, MARLIN = ((NVFP4, runner, "deepseek_v4_gate") for runner in ("flashinfer_cutlass", "marlin"))
 DRAFT = (OURS, RUNNER, "mxfp4_nextn")
 STOCK = (NVFP4, "flashinfer_trtllm_routed", None)
 STOCK_DRAFT = (TRTLLM, "flashinfer_mxfp4", None)
 MARLIN_DRAFT = ("Mxfp4MarlinMoEMethod", "marlin", "mxfp4_nextn")
-TARGET_FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 DRAFT_LOAD = "--speculative-draft-load-format"
-VARIABLE = "SGLANG_SM120_DRAFT_MOE"
+VARIABLE, TARGET_VARIABLE = "SGLANG_SM120_DRAFT_MOE", "SGLANG_SM120_TARGET_MOE"
 # On the release of the environment; docs/COMPAT.md has the others.
 STATES = {
     "runner_name": "applied",
@@ -36,8 +38,13 @@ SM120 = [
     ("no draft", TP2, {}, GATED, None),
     ("eagle", TP2 + EAGLE, {}, GATED, DRAFT),
     ("marlin target", [*TP2, *EAGLE, TARGET_FLAG, "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
-    ("ep 2 of 4", ["--tp", "4", "--ep-size", "2"], WHOLE, (NVFP4, "marlin", "deepseek_v4_gate"), None),
-    ("quantization", [*TP2, "--quantization", "fp8"], {}, (NVFP4, "marlin", "deepseek_v4_gate"), None),
+    ("ep 2 of 4", ["--tp", "4", "--ep-size", "2"], WHOLE, GATED, None),
+    ("quantization", [*TP2, "--quantization", "fp8"], {}, GATED, None),
+    ("ours for NVFP4", [*TP2, TARGET_FLAG, RUNNER], {}, (*GATED[:2], "mxfp4_nextn"), None),
+    ("target by variable", TP2 + EAGLE, {TARGET_VARIABLE: "marlin"}, MARLIN, DRAFT),
+    ("target's flag first", [*TP2, TARGET_FLAG, "marlin"], {TARGET_VARIABLE: RUNNER}, (NVFP4, "marlin", None), None),
+    ("ray without draft", [*TP2, "--use-ray"], {}, CUTLASS, None),
+    ("no name, no draft", TP2, {"SGLANG_SM120_DISABLE": "runner_name"}, CUTLASS, None),
     ("draft marlin", [*TP2, *EAGLE, DRAFT_FLAG, "marlin"], {}, GATED, MARLIN_DRAFT),
     ("draft by variable", TP2 + EAGLE, {VARIABLE: "marlin"}, GATED, MARLIN_DRAFT),
     ("flag over variable", [*TP2, *EAGLE, DRAFT_FLAG, RUNNER], {VARIABLE: "marlin"}, GATED, DRAFT),
@@ -48,14 +55,16 @@ SM120 = [
     ("draft unlike the target", [*TP2, *EAGLE, "--load-format", "dummy", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
     ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, STOCK_DRAFT),
     ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, STOCK_DRAFT),
-    ("without draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, GATED, STOCK_DRAFT),
+    ("without draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, CUTLASS, STOCK_DRAFT),
 ]  # fmt: skip
 
 # id, flags, environment, what the error must say
 STOPPED = [
     ("trtllm", [*TP2, TARGET_FLAG, "flashinfer_trtllm"], {}, f"{TARGET_FLAG} flashinfer_trtllm cannot run"),
     ("narrow shared expert", ["--tp", "4"], {}, "columns at --tp 4, no multiple of its FP8 block 128, so SGLang ref"),
-    ("ours for NVFP4", [*TP2, TARGET_FLAG, RUNNER], {}, "target experts are NVFP4"),
+    ("ours unreached", [*TP2, TARGET_FLAG, RUNNER], {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, "mxfp4_nextn, which"),
+    ("cutlass on ep 2", ["--tp", "4", "--ep-size", "2"], {TARGET_VARIABLE: "flashinfer_cutlass"}, "--ep-size 1 or 4"),
+    ("bad target", TP2, {TARGET_VARIABLE: "triton"}, "is 'triton'; expected one of auto, sm120_triton, flash"),
     ("triton draft", [*TP2, *EAGLE, DRAFT_FLAG, "triton"], {}, f"{DRAFT_FLAG} triton cannot run"),
     ("without the gate", TP2, {"SGLANG_SM120_DISABLE": "deepseek_v4_gate"}, "SGLANG_SM120_DISABLE"),
     ("ray", [*TP2, *EAGLE, "--use-ray"], {}, "--use-ray"),

@@ -4,7 +4,7 @@ from . import reference
 from .layer import fp4_moe
 from .warming import warm_up
 from .weights.formats import MXFP4, NVFP4, Format
-from .weights.prepare import is_mxfp4_cast, prepare_mxfp4, prepare_nvfp4, restore, scales_are_wide
+from .weights.prepare import check_nvfp4, is_mxfp4_cast, prepare_mxfp4, prepare_nvfp4, restore, scales_are_wide
 from .weights.prepared import PreparedWeights
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "NVFP4",
     "Format",
     "PreparedWeights",
+    "check_nvfp4",
     "fp4_moe",
     "is_mxfp4_cast",
     "prepare_mxfp4",

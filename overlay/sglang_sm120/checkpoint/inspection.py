@@ -12,7 +12,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
+Kind = Literal["hybrid-nvfp4", "mxfp4", "fp8", "other"]  # of a checkpoint, by its target's routed experts
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
 INDEX = "model.safetensors.index.json"
 PACKED = ("I8", "U8", "F4")  # dtypes that hold two e2m1 codes a byte
@@ -38,7 +40,7 @@ class Checkpoint:
         problems: faults that make a launch fail or compute nonsense, each naming the file and key to change.
     """
 
-    kind: str
+    kind: Kind
     hidden_size: int | None = None
     moe_intermediate_size: int | None = None
     experts: int | None = None
@@ -77,7 +79,7 @@ def inspect(directory: Path) -> Checkpoint:
     )
 
 
-def tensor_headers(file: Path) -> dict[str, dict]:
+def tensor_headers(file: Path) -> dict[str, dict[str, Any]]:
     """Tensor name -> {"dtype", "shape", "data_offsets"} of one safetensors file.
 
     Raises:
@@ -105,7 +107,7 @@ def tensor_headers(file: Path) -> dict[str, dict]:
     return tensors
 
 
-def _config(directory: Path) -> dict:
+def _config(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -122,7 +124,7 @@ def _config(directory: Path) -> dict:
     return config
 
 
-def _bad_sizes(text: dict) -> list[str]:
+def _bad_sizes(text: dict[str, Any]) -> list[str]:
     """Sizes of routed MoE layers that no layer can have. What the configuration leaves out SGLang fills in."""
     given = {name: text[name] for name in _SIZES if text.get(name) is not None}
     given |= {name: text[name] for name in _DSPARK_COUNTS if text.get(name)}  # SGLang takes 0 for the target's
@@ -142,7 +144,7 @@ def _is_count(value: object) -> bool:
 
 def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
     """Block (`layers.0`, `mtp.0`) -> part of its first routed expert (`w1.weight`, `w1.scale`, …) -> dtype."""
-    headers: dict[Path, dict[str, dict]] = {}
+    headers: dict[Path, dict[str, dict[str, Any]]] = {}
     found: dict[str, dict[str, str]] = {}
     for name, file in _routed_names(directory):
         match = _ROUTED.search(name)
@@ -173,7 +175,7 @@ def _routed_names(directory: Path) -> Iterator[tuple[str, Path]]:
             yield name, file
 
 
-def _kind(quantization: dict, blocks: dict[str, dict[str, str]]) -> tuple[str, list[str]]:
+def _kind(quantization: dict[str, Any], blocks: dict[str, dict[str, str]]) -> tuple[Kind, list[str]]:
     """Kind of the target's routed experts, and what contradicts the configuration."""
     declared = (
         str(quantization.get("quant_algo", "")).upper() == "MIXED_PRECISION"
@@ -195,13 +197,13 @@ def _kind(quantization: dict, blocks: dict[str, dict[str, str]]) -> tuple[str, l
         )
     if declared and weight not in (None, "U8"):
         problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts have dtype {weight}; expected U8")
-    kind = _kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
+    kind: Kind = _kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
     if kind == "other" and weight:
         problems.append(f"the routed experts have dtype {weight}; expected I8 (MXFP4), U8 (NVFP4) or F8_E4M3 (FP8)")
     return kind, problems + _odd_blocks(quantization, blocks, target, kind) + _incomplete(blocks)
 
 
-def _kind_of(parts: dict[str, str]) -> str:
+def _kind_of(parts: dict[str, str]) -> Kind:
     """Format of one block's experts, from the dtypes of the first one's tensors."""
     weight = parts.get("w1.weight")
     if weight == "U8" and "w1.weight_scale" in parts:
@@ -211,7 +213,7 @@ def _kind_of(parts: dict[str, str]) -> str:
     return "fp8" if weight == "F8_E4M3" else "other"
 
 
-def _odd_blocks(quantization: dict, blocks: dict[str, dict[str, str]], target: str, kind: str) -> list[str]:
+def _odd_blocks(quantization: dict[str, Any], blocks: dict[str, dict[str, str]], target: str, kind: Kind) -> list[str]:
     """Blocks whose experts SGLang would read in another format than they have.
 
     It reads all target layers as the first one, but those that `ignore` names, and the draft as MXFP4 where the
@@ -229,7 +231,7 @@ def _odd_blocks(quantization: dict, blocks: dict[str, dict[str, str]], target: s
     return problems
 
 
-def _declared_kind(quantization: dict) -> str:
+def _declared_kind(quantization: dict[str, Any]) -> Kind:
     """Without expert tensors on disk (weights elsewhere), what the configuration says."""
     return "fp8" if quantization.get("quant_method") == "fp8" else "other"
 

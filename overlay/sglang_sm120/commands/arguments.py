@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
-from sglang_sm120.commands.plan.command import ARCHITECTURES
+from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 
@@ -89,7 +89,7 @@ def _add_plan(commands: Any) -> None:
     p.add_argument(
         "--model", required=True, type=_path, metavar="DIR", help="checkpoint: config.json and headers suffice"
     )
-    p.add_argument("--arch", choices=ARCHITECTURES, help="default: this machine's GPU, else sm120")
+    p.add_argument("--arch", choices=SIMULATED, help="default: this machine's GPU, else sm120")
     p.add_argument("--gpu-memory-gib", type=_positive, default=96, metavar="N", help="memory of each GPU (96)")
     p.add_argument("--stock", action="store_true", help="without the overlay")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout, logs on stderr")

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_sm120 import __version__
 from sglang_sm120.commands import client
-from sglang_sm120.moe import metrics, runners
+from sglang_sm120.moe import known_kernels, metrics, runners
 from sglang_sm120.settings import RUNNER
 
 SCHEMA = 1
@@ -86,7 +86,7 @@ def _must_be_typed(info: dict[str, Any], page: str) -> None:
 def _flags(document: dict[str, Any]) -> None:
     for flag, field in ((runners.TARGET_FLAG, "target_runner"), (runners.DRAFT_FLAG, "draft_runner")):
         runner = document[field]
-        reason = runners.NVFP4_REFUSED.get(runner, "") if runner != RUNNER else ""
+        reason = known_kernels.why_not("nvfp4", runner) or ""
         if "SM100" in reason:
             document["errors"].append(f"the server resolved {flag} to {runner}: {reason}; the overlay was not at work")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_sm120.moe import decisions
 from sglang_sm120.moe.decisions import Decision
-from sglang_sm120.settings import RUNNER, Settings
+from sglang_sm120.settings import ACTIVATION, RUNNER, Settings
 from sglang_sm120.upstream import features, server_flags
 
 
@@ -35,7 +35,23 @@ def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str,
         from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
 
         runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
-    role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+    return _recorded(method, prefix, runner, patch, reason)
+
+
+def nvfp4_method(prefix: str, patch: str, reason: str, settings: Settings) -> Any:
+    """Our MoE method for a layer's NVFP4 experts, with the decision recorded; arguments as for `mxfp4_method`."""
+    from sglang_sm120.moe.nvfp4_method import Sm120Nvfp4MoEMethod
+
+    if settings.activation != "bf16":
+        said = f"{ACTIVATION.name}={settings.activation} applies to MXFP4 layers; NVFP4 ones keep bf16 activations"
+        decisions.once(("nvfp4", "activation"), said)
+    known = decisions.decision(server_flags.role(prefix))
+    patch = (known.changed_by if known and known.runner == RUNNER else None) or patch
+    return _recorded(Sm120Nvfp4MoEMethod(prefix), prefix, RUNNER, patch, reason)
+
+
+def _recorded(method: Any, prefix: str, runner: str, patch: str, reason: str) -> Any:
+    role = server_flags.role(prefix)
     known = decisions.decision(role)
     reason = known.reason if known and known.runner == runner else reason
     decisions.decide("dispatch", Decision(role, runner, patch, reason))

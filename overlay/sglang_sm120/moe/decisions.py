@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 from sglang_sm120 import __version__
 from sglang_sm120.patching import records
+from sglang_sm120.upstream.server_flags import Role
 
+Stage = Literal["resolution", "dispatch"]
 logger = logging.getLogger("sglang_sm120")
 
 
@@ -22,22 +25,22 @@ class Decision:
         reason: one line.
     """
 
-    role: str
+    role: Role
     runner: str | None
     changed_by: str | None
     reason: str
 
 
-DECISIONS: dict[tuple[str, str], Decision] = {}
+DECISIONS: dict[tuple[Stage, Role], Decision] = {}
 _SAID: set[object] = set()
 
 
-def decide(stage: str, decision: Decision) -> None:
+def decide(stage: Stage, decision: Decision) -> None:
     """Keep a decision; `stage` is `resolution` (launcher) or `dispatch` (scheduler)."""
     DECISIONS[stage, decision.role] = decision
 
 
-def decision(role: str) -> Decision | None:
+def decision(role: Role) -> Decision | None:
     """The latest word on a role: dispatch if it happened in this process, else resolution."""
     return DECISIONS.get(("dispatch", role)) or DECISIONS.get(("resolution", role))
 

@@ -1,68 +1,185 @@
-"""Names of the kernels behind SGLang's MoE methods, and the architectures that have them.
+"""Which kernel a MoE runner has for a format of experts, and which GPUs have that kernel: the one table of it.
 
-From SGLang's dispatch and the kernels' own build lists; used to judge a plan, not to make a decision.
+From SGLang's dispatch and the kernels' own build lists: trtllm-gen and CuteDSL MoE kernels exist for SM100 only, and
+SGLang's NVFP4 method implements no runner but these two families, FlashInfer CUTLASS and Marlin. Routing, the patches,
+`plan` and `verify` ask here. No torch, no SGLang.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sglang_sm120.settings import RUNNER
+
+Format = Literal["nvfp4", "mxfp4", "fp8"]
+# moe/method.py and moe/nvfp4_method.py; by name, because these modules need torch and SGLang.
+METHOD, OUR_NVFP4_METHOD = "Sm120Mxfp4MoEMethod", "Sm120Nvfp4MoEMethod"
+OURS = (METHOD, OUR_NVFP4_METHOD)
+NVFP4_METHOD, FP8_METHOD = "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"  # SGLang's, each for several runners
+NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
+SM12X = 12  # major compute capability
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel family.
+    """What a runner does with experts of a format.
 
     Attributes:
-        name: for people.
+        name: for people; empty where there is no such kernel.
+        method: the class that SGLang, or a patch, gives a layer for it; None if no layer gets one.
         majors: major compute capabilities that have it.
-        reads_packed_fp4: whether it takes MXFP4 bytes.
+        reason: why SM120 has none, where the architectures do not say it.
+        offered: named as an alternative when another runner is refused.
+        global_ids: picks a rank's experts from global expert ids itself.
     """
 
     name: str
+    method: str | None
     majors: frozenset[int]
-    reads_packed_fp4: bool = True
+    reason: str | None = None
+    offered: bool = False
+    global_ids: bool = False
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it cannot run on SM120 and SM121; None if it can."""
+        if self.reason is not None or SM12X in self.majors:
+            return self.reason
+        return f"its kernels are built for {' and '.join(f'SM{m}0' for m in sorted(self.majors))} only"
 
 
-def _kernel(name: str, *majors: int, reads_packed_fp4: bool = True) -> Kernel:
-    return Kernel(name, frozenset(majors), reads_packed_fp4)
+def _kernel(name: str, method: str | None, *majors: int, offered: bool = False, global_ids: bool = False) -> Kernel:
+    return Kernel(name, method, frozenset(majors), offered=offered, global_ids=global_ids)
 
 
-_TRTLLM_NVFP4 = _kernel("FlashInfer TRT-LLM NVFP4", 10)
-_KNOWN: dict[tuple[str, str | None], Kernel] = {
-    ("ModelOptNvFp4FusedMoEMethod", "flashinfer_trtllm"): _TRTLLM_NVFP4,
-    ("ModelOptNvFp4FusedMoEMethod", "flashinfer_trtllm_routed"): _TRTLLM_NVFP4,
-    ("ModelOptNvFp4FusedMoEMethod", "flashinfer_cutedsl"): _kernel("FlashInfer CuteDSL NVFP4", 10),
-    ("ModelOptNvFp4FusedMoEMethod", "flashinfer_cutlass"): _kernel("FlashInfer CUTLASS NVFP4", 10, 12),
-    ("ModelOptNvFp4FusedMoEMethod", "marlin"): _kernel("Marlin NVFP4 (W4A16)", 8, 9, 10, 12),
-    ("Mxfp4FlashinferTrtllmMoEMethod", None): _kernel("FlashInfer TRT-LLM MXFP4", 10),
-    ("Mxfp4FlashinferCutlassMoEMethod", None): _kernel("FlashInfer CUTLASS MXFP4", 9, 12),
-    ("Mxfp4MarlinMoEMethod", None): _kernel("Marlin MXFP4 (W4A16)", 9, 12),
-    ("Mxfp4HummingMoEMethod", None): _kernel("Humming MXFP4", 9, 10, 12),
-    # Made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to it.
-    ("Sm120Mxfp4MoEMethod", None): _kernel(f"Triton MXFP4 ({RUNNER})", 9, 12),
-    ("Fp8MoEMethod", "auto"): _kernel("Triton block FP8", 9, 10, 12, reads_packed_fp4=False),
-    ("Fp8MoEMethod", "triton"): _kernel("Triton block FP8", 9, 10, 12, reads_packed_fp4=False),
-    ("Fp8MoEMethod", "deep_gemm"): _kernel("DeepGEMM", 9, 10, 12),
-    ("Fp8MoEMethod", "flashinfer_trtllm"): _kernel("FlashInfer TRT-LLM FP8", 10, reads_packed_fp4=False),
-    ("Fp8MoEMethod", "flashinfer_trtllm_routed"): _kernel("FlashInfer TRT-LLM FP8", 10, reads_packed_fp4=False),
+def _none(reason: str, *runners: str) -> dict[str, Kernel]:
+    return dict.fromkeys(runners, Kernel("", None, frozenset(), reason))
+
+
+_TRTLLM_NVFP4 = _kernel("FlashInfer TRT-LLM NVFP4", NVFP4_METHOD, 10)
+_TRTLLM_MXFP4 = _kernel("FlashInfer TRT-LLM MXFP4", "Mxfp4FlashinferTrtllmMoEMethod", 10)
+_TRTLLM_FP8 = _kernel("FlashInfer TRT-LLM FP8", FP8_METHOD, 10)
+_TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True)
+_DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8 and packed FP4
+_SGL_TRTLLM, _MEGAMOE = _kernel("SGLang TRT-LLM", None, 10), _kernel("FlashInfer MegaMoE", None, 10)
+
+# Ours: made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to them.
+_NVFP4: dict[str, Kernel] = {
+    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True),
+    "flashinfer_cutlass": _kernel("FlashInfer CUTLASS NVFP4", NVFP4_METHOD, 10, 12, offered=True, global_ids=True),
+    "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True),
+    "flashinfer_trtllm": _TRTLLM_NVFP4,
+    "flashinfer_trtllm_routed": _TRTLLM_NVFP4,
+    "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL NVFP4", NVFP4_METHOD, 10),
+    "experimental_sgl_trtllm": _SGL_TRTLLM,
+    "flashinfer_megamoe": _MEGAMOE,
+    **_none(
+        "SGLang's NVFP4 method has no such kernel",
+        "cutlass",
+        "triton",
+        "triton_kernel",
+        "deep_gemm",
+        "humming",
+        "flashinfer_mxfp4",
+        "hpc_ops",
+        "aiter",
+    ),
+}
+_MXFP4: dict[str, Kernel] = {
+    "flashinfer_mxfp4": _kernel(
+        "FlashInfer CUTLASS MXFP4", "Mxfp4FlashinferCutlassMoEMethod", 9, 12, offered=True, global_ids=True
+    ),
+    "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True),
+    RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True),
+    "humming": _kernel("Humming MXFP4", "Mxfp4HummingMoEMethod", 9, 10, 12),
+    "deep_gemm": _DEEP_GEMM,
+    "flashinfer_trtllm": _TRTLLM_MXFP4,
+    "flashinfer_trtllm_routed": _TRTLLM_MXFP4,
+    "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL", None, 10),
+    "experimental_sgl_trtllm": _SGL_TRTLLM,
+    "flashinfer_megamoe": _MEGAMOE,
+    **_none(
+        NOT_MXFP4,
+        "flashinfer_cutlass",
+        "cutlass",
+        "triton",
+        "triton_kernel",
+        "hpc_ops",
+    ),
+    **_none("its kernels are AMD's", "aiter"),
+}
+_FP8: dict[str, Kernel] = {
+    "triton": _TRITON_FP8,
+    "auto": _TRITON_FP8,
+    "deep_gemm": _DEEP_GEMM,
+    "flashinfer_trtllm": _TRTLLM_FP8,
+    "flashinfer_trtllm_routed": _TRTLLM_FP8,
+    **_none("SGLang's FP8 method has no such kernel", "flashinfer_mxfp4", "marlin", "humming", "triton_kernel"),
+    **_none("it reads NVFP4 and MXFP4, and this checkpoint's experts are FP8", RUNNER),
+}
+_BY_FORMAT: dict[Format, dict[str, Kernel]] = {"nvfp4": _NVFP4, "mxfp4": _MXFP4, "fp8": _FP8}
+# (format of the experts, value of SGLang's runner flag) -> kernel; in the order in which runners are offered.
+KERNELS: dict[tuple[Format, str], Kernel] = {
+    (experts, runner): kernel for experts, runners in _BY_FORMAT.items() for runner, kernel in runners.items()
 }
 
 
+def why_not(experts: Format, runner: str | None) -> str | None:
+    """Why a runner cannot run experts of a format on SM120; None if it can, or if this table does not know it."""
+    kernel = KERNELS.get((experts, runner or ""))
+    return kernel.why_not if kernel else None
+
+
+def refused(experts: Format) -> dict[str, str]:
+    """Runner -> why it cannot run experts of a format on SM120."""
+    return {runner: kernel.why_not for runner, kernel in _BY_FORMAT[experts].items() if kernel.why_not}
+
+
+def offered(experts: Format) -> tuple[str, ...]:
+    """The runners to name for experts of a format when another one is refused; `auto` is not asked for by name."""
+    return tuple(r for r, kernel in _BY_FORMAT[experts].items() if kernel.offered and r != "auto")
+
+
+def keeps_global_ids(runner: str) -> bool:
+    """Whether a runner takes global expert ids, whatever it runs."""
+    return any(kernel.global_ids for (_, name), kernel in KERNELS.items() if name == runner)
+
+
+def methods(experts: Format) -> frozenset[str]:
+    """The classes of methods that read experts of a format."""
+    return frozenset(kernel.method for kernel in _BY_FORMAT[experts].values() if kernel.method)
+
+
+def implements(method: str, runner: str) -> bool:
+    """Whether a method has a kernel, for any GPU, behind a runner."""
+    return any(kernel.method == method for (_, name), kernel in KERNELS.items() if name == runner)
+
+
 def lookup(method: str, runner: str | None) -> Kernel | None:
-    """The kernel behind a method on a runner; None if this table does not know it."""
-    return _KNOWN.get((method, None)) or _KNOWN.get((method, runner))
+    """The kernel behind a method on a runner; None if this table does not know it.
+
+    A method with one kernel has it on every runner: SGLang chooses MXFP4's methods by GPU too, not by runner alone.
+    """
+    behind = {runner: kernel for (_, runner), kernel in KERNELS.items() if kernel.method == method}
+    kernels = set(behind.values())
+    return kernels.pop() if len(kernels) == 1 else behind.get(runner or "")
 
 
 def fault(method: str, runner: str | None, major: int, packed: bool) -> str | None:
-    """Why the kernel cannot run a layer, None if it can as far as this table knows."""
+    """Why the kernel cannot run a layer, None if it can as far as this table knows.
+
+    Args:
+        method, runner: what SGLang gave the layer.
+        major: major compute capability of the GPU.
+        packed: the experts are packed FP4.
+    """
     kernel = lookup(method, runner)
     if kernel is None:
-        if method == "Fp8MoEMethod" and packed:
+        if method == FP8_METHOD and packed:
             return f"{method} on {runner} does not read packed FP4 experts"
         return None
-    if packed and not kernel.reads_packed_fp4:
+    if packed and kernel in _FP8.values() and kernel not in _MXFP4.values():
         return f"{kernel.name} would read the packed FP4 bytes as FP8"
     if major not in kernel.majors:
         have = ", ".join(f"SM{m}x" for m in sorted(kernel.majors))

@@ -1,64 +1,18 @@
 """Which MoE runner a DeepSeek-V4 layer gets on SM120 and SM121. Pure decisions: no torch, no SGLang.
 
-What runs where was read in SGLang's dispatch: trtllm-gen and CuteDSL MoE kernels exist for SM100 only, and SGLang's
-NVFP4 method implements no runner but these two families, FlashInfer CUTLASS and Marlin.
+Which runner has a kernel for a format is in `known_kernels`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
-from sglang_sm120.settings import DRAFT_RUNNERS, RUNNER
+from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
-
-_SM100_KERNELS = "its kernels are built for SM100 only"
-_NOT_NVFP4 = "SGLang's NVFP4 method has no such kernel"
-_NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
-NVFP4_REFUSED = {
-    "flashinfer_trtllm": _SM100_KERNELS,
-    "flashinfer_trtllm_routed": _SM100_KERNELS,
-    "experimental_sgl_trtllm": _SM100_KERNELS,
-    "flashinfer_cutedsl": _SM100_KERNELS,
-    "flashinfer_megamoe": _SM100_KERNELS,
-    "cutlass": _NOT_NVFP4,
-    "triton": _NOT_NVFP4,
-    "triton_kernel": _NOT_NVFP4,
-    "deep_gemm": _NOT_NVFP4,
-    "humming": _NOT_NVFP4,
-    "flashinfer_mxfp4": _NOT_NVFP4,
-    "hpc_ops": _NOT_NVFP4,
-    "aiter": _NOT_NVFP4,
-    RUNNER: "it reads MXFP4, and this checkpoint's target experts are NVFP4",
-}
-MXFP4_REFUSED = {
-    "flashinfer_trtllm": _SM100_KERNELS,
-    "flashinfer_trtllm_routed": _SM100_KERNELS,
-    "experimental_sgl_trtllm": _SM100_KERNELS,
-    "flashinfer_cutedsl": _SM100_KERNELS,
-    "flashinfer_megamoe": _SM100_KERNELS,
-    "flashinfer_cutlass": _NOT_MXFP4,
-    "cutlass": _NOT_MXFP4,
-    "triton": _NOT_MXFP4,
-    "triton_kernel": _NOT_MXFP4,
-    "hpc_ops": _NOT_MXFP4,
-    "aiter": "its kernels are AMD's",
-}
-_NOT_FP8 = "SGLang's FP8 method has no such kernel"
-FP8_REFUSED = {
-    "flashinfer_mxfp4": _NOT_FP8,
-    "marlin": _NOT_FP8,
-    "humming": _NOT_FP8,
-    "triton_kernel": _NOT_FP8,
-    "flashinfer_trtllm": _SM100_KERNELS,
-    "flashinfer_trtllm_routed": _SM100_KERNELS,
-    RUNNER: "it reads MXFP4, and this checkpoint's experts are FP8",
-}
-NVFP4_WORKING = ("flashinfer_cutlass", "marlin")
-MXFP4_WORKING = ("flashinfer_mxfp4", "marlin", RUNNER)
-GLOBAL_IDS = ("flashinfer_cutlass", "flashinfer_mxfp4")  # runners that pick a rank's experts from global ids themselves
 
 
 class RouteError(ValueError):
@@ -83,9 +37,8 @@ def route_target(launch: Launch) -> Route:
         return _nvfp4_target(launch)
     if launch.kind == "mxfp4":
         return _mxfp4_target(launch)
-    if launch.kind == "fp8" and launch.target_runner in FP8_REFUSED:
-        reason = FP8_REFUSED[launch.target_runner]
-        raise RouteError(_refusal(TARGET_FLAG, launch.target_runner, reason, ("triton",)))
+    if launch.kind == "fp8":
+        _refuse_fp8(TARGET_FLAG, launch.target_runner)
     if launch.kind == "fp8" and launch.default_reads_fp4_only and launch.target_runner == "auto":
         return Route("triton", "the experts are FP8; this SGLang's default on SM120 has no kernel for them")
     return Route(None, "its experts are not FP4")
@@ -97,50 +50,74 @@ def route_draft(launch: Launch) -> Route:
     inherits = launch.kind == kind and kind != "hybrid-nvfp4"
     if kind in ("hybrid-nvfp4", "mxfp4"):
         return _mxfp4_draft(launch) if inherits else _explicit_mxfp4_draft(launch)
-    if kind == "fp8" and launch.draft_runner in FP8_REFUSED:
-        reason = FP8_REFUSED[launch.draft_runner]
-        raise RouteError(_refusal(DRAFT_FLAG, launch.draft_runner, reason, ("triton",)))
+    if kind == "fp8":
+        _refuse_fp8(DRAFT_FLAG, launch.draft_runner)
     if kind == "fp8" and not inherits and launch.draft_runner in (None, "auto"):
         return Route("triton", "the draft's experts are FP8 and the target's are not")
     return Route(None, "its experts are not FP4")
 
 
 def _nvfp4_target(launch: Launch) -> Route:
-    asked = launch.target_runner
-    if asked in NVFP4_REFUSED:
-        hint = f"; {RUNNER} can run the draft: {DRAFT_FLAG} {RUNNER}" if asked == RUNNER else ""
-        raise RouteError(_refusal(TARGET_FLAG, asked, NVFP4_REFUSED[asked], NVFP4_WORKING) + hint)
+    source, asked = _asked_target(launch)
+    reason = known_kernels.why_not("nvfp4", asked) or _nvfp4_obstacle(launch, asked)
+    if reason is not None:
+        raise RouteError(_refusal(source, asked, reason, _nvfp4_working(launch)))
     if launch.quantization not in (None, "fp8"):
         raise RouteError(
             f"--quantization {launch.quantization} is not what this checkpoint is (its target experts are NVFP4, the "
             "rest FP8); leave the flag out"
         )
     if asked != "auto":
-        return Route(None, f"{TARGET_FLAG} {asked} was asked for")
-    if launch.ep not in (1, launch.tp):
-        return Route(
-            "marlin", f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep}); Marlin takes any"
-        )
-    if launch.quantization is not None:
-        return Route(
-            "marlin",
-            f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}; without that flag "
-            "(it is redundant here) the target runs on FlashInfer CUTLASS",
-        )
-    return Route("flashinfer_cutlass", "NVFP4 kernels for SM120; SGLang's default for this checkpoint is SM100 only")
+        return Route(None if source == TARGET_FLAG else asked, f"{source} {asked} was asked for")
+    ours = _nvfp4_obstacle(launch, RUNNER)
+    if ours is None:
+        return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
+    cutlass = _nvfp4_obstacle(launch, "flashinfer_cutlass")
+    if cutlass is None:
+        return Route("flashinfer_cutlass", f"{RUNNER} cannot run the target: {ours}")
+    return Route("marlin", f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}")
+
+
+def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
+    """Why a launch keeps a runner with kernels for NVFP4 from running the target; None if it does not."""
+    if runner == RUNNER and launch.unreached is not None:
+        return launch.unreached
+    if runner == RUNNER and launch.all_to_all != "none":
+        return f"--moe-a2a-backend {launch.all_to_all} brings a dispatch of its own"
+    if runner == "flashinfer_cutlass" and launch.ep not in (1, launch.tp):
+        return f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep})"
+    if runner == "flashinfer_cutlass" and launch.quantization is not None:
+        return f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}, which is redundant here"
+    return None
+
+
+def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
+    """The runners to offer that this SGLang's flags have, and that the launch lets run the target."""
+    missing = set() if launch.takes_names else {RUNNER}
+    offered = known_kernels.offered("nvfp4")
+    return tuple(r for r in offered if r not in missing and _nvfp4_obstacle(launch, r) is None)
 
 
 def _mxfp4_target(launch: Launch) -> Route:
-    asked = launch.target_runner
-    _refuse_mxfp4(launch, TARGET_FLAG, asked)
+    source, asked = _asked_target(launch)
+    _refuse_mxfp4(launch, source, asked)
     if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
         return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
+    if asked != "auto" and source != TARGET_FLAG:
+        return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+
+
+def _asked_target(launch: Launch) -> tuple[str, str]:
+    """Where the target's runner was asked for, and which; SGLang's flag wins over our variable."""
+    if launch.target_runner != "auto":
+        return TARGET_FLAG, launch.target_runner
+    return TARGET_MOE.name, launch.target_default
 
 
 def _mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
-    if launch.speculative == "DSPARK" and asked not in ("auto", *MXFP4_WORKING):
+    if launch.speculative == "DSPARK" and asked not in ("auto", *known_kernels.offered("mxfp4")):
         reason = "DSpark itself runs its draft on the target's runner, and no patch gives it this one"
         raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
     _refuse_mxfp4(launch, source, asked)
@@ -153,8 +130,8 @@ def _mxfp4_draft(launch: Launch) -> Route:
 def _explicit_mxfp4_draft(launch: Launch) -> Route:
     """An MXFP4 draft whose target's runner cannot be its own."""
     source, asked = _asked_draft(launch)
-    if asked not in DRAFT_RUNNERS and asked not in MXFP4_REFUSED:
-        raise RouteError(_refusal(source, asked, _NOT_MXFP4, _mxfp4_working(launch)))
+    if asked not in DRAFT_RUNNERS and known_kernels.why_not("mxfp4", asked) is None:
+        raise RouteError(_refusal(source, asked, known_kernels.NOT_MXFP4, _mxfp4_working(launch)))
     _refuse_mxfp4(launch, source, asked)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
@@ -166,18 +143,25 @@ def _asked_draft(launch: Launch) -> tuple[str, str]:
     """Where the draft's runner was asked for, and which; SGLang's flag wins over our variable."""
     if launch.draft_runner not in (None, "auto"):
         return DRAFT_FLAG, str(launch.draft_runner)
-    return "SGLANG_SM120_DRAFT_MOE", launch.draft_default
+    return DRAFT_MOE.name, launch.draft_default
+
+
+def _refuse_fp8(source: str, asked: str | None) -> None:
+    """Raise RouteError when the runner asked for cannot run FP8 experts on SM120."""
+    reason = known_kernels.why_not("fp8", asked)
+    if reason is not None:
+        raise RouteError(_refusal(source, asked, reason, known_kernels.offered("fp8")))
 
 
 def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
     """Raise RouteError when the runner asked for cannot run MXFP4 experts on SM120."""
-    if asked in MXFP4_REFUSED:
-        raise RouteError(_refusal(source, asked, MXFP4_REFUSED[asked], _mxfp4_working(launch)))
+    reason = known_kernels.why_not("mxfp4", asked)
     if asked == "flashinfer_mxfp4" and not launch.cutlass_mxfp4:
         reason = "this SGLang's FlashInfer MXFP4 kernels are built for SM90 and SM100 only"
+    elif asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
+        reason = _cutlass_shapes(launch)
+    if reason is not None:
         raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
-    if asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
-        raise RouteError(_refusal(source, asked, _cutlass_shapes(launch), _mxfp4_working(launch)))
 
 
 def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
@@ -190,7 +174,7 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
         return
     target = route_target(launch).runner or launch.target_runner
     target = "flashinfer_mxfp4" if target == "auto" and launch.cutlass_mxfp4 else target
-    if (target in GLOBAL_IDS) == (asked in GLOBAL_IDS):
+    if known_kernels.keeps_global_ids(target) == known_kernels.keeps_global_ids(asked):
         return
     reason = (
         f"with DSpark and --ep-size {launch.ep} this SGLang numbers the draft's experts as the target's {target} does"
@@ -199,11 +183,11 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
 
 
 def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
-    """The runners of `MXFP4_WORKING` that this SGLang's flags and kernels have at this shape."""
+    """The runners to offer that this SGLang's flags and kernels have at this shape."""
     missing = set() if launch.takes_names else {RUNNER}
     if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
         missing.add("flashinfer_mxfp4")
-    return tuple(runner for runner in MXFP4_WORKING if runner not in missing)
+    return tuple(runner for runner in known_kernels.offered("mxfp4") if runner not in missing)
 
 
 def _cutlass_shapes(launch: Launch) -> str:

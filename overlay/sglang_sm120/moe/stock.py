@@ -11,42 +11,71 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from sglang_sm120 import gpu, settings
 from sglang_sm120.moe import known_kernels
+from sglang_sm120.upstream.server_flags import Role
 
 OBSERVED = "SGLANG_SM120_OBSERVED"  # the answer, for the processes that this one starts
 TIMEOUT_S = 300
 LIMIT = 10.0
 
 
-def mended_layer(role: str) -> str | None:
-    """How SGLang gives a hybrid checkpoint's `target` or `draft` kernels that the GPU has; None if it does not."""
+@dataclass(frozen=True)
+class StockLayer:
+    """What stock SGLang gives a kind of layer: its method, its runner, whether the experts are packed FP4, faults."""
+
+    method: str
+    runner: str | None
+    packed: bool
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the child saw, as far as it got; `clamp` is what reaches FlashInfer: alpha, beta and limit of SwiGLU."""
+
+    target: StockLayer | None = None
+    draft: StockLayer | None = None
+    clamp: tuple[float, ...] | None = None
+
+
+def mended_layer(role: Role) -> str | None:
+    """How SGLang gives a hybrid checkpoint's target or draft kernels that the GPU has; None if it does not."""
     found = gpu.detect(os.environ.get(settings.ASSUME.name) or None)
-    part = observed().get(role) if found else None
-    if found is None or part is None or part["faults"]:
+    if found is None:
         return None
-    if known_kernels.fault(part["method"], part["runner"], found.capability[0], part["packed"]) is not None:
+    layer = observed().target if role == "target" else observed().draft
+    if layer is None or layer.faults:
         return None
-    return f"this SGLang runs a hybrid checkpoint's {role} on {part['runner']} ({part['method']}) by itself"
+    if known_kernels.fault(layer.method, layer.runner, found.capability[0], layer.packed) is not None:
+        return None
+    return f"this SGLang runs a hybrid checkpoint's {role} on {layer.runner} ({layer.method}) by itself"
 
 
 def mended_clamp() -> str | None:
     """How SGLang hands the clamp to FlashInfer's NVFP4 kernel; None if it does not."""
-    if observed().get("clamp") != [1.0, 0.0, LIMIT]:
+    if observed().clamp != (1.0, 0.0, LIMIT):
         return None
     return "this SGLang hands swiglu_limit to the kernel itself"
 
 
 @lru_cache(maxsize=1)
-def observed() -> dict[str, Any]:
-    """{"target", "draft", "clamp"} as far as the child got; asked once for this process and those that it starts."""
+def observed() -> Observed:
+    """Asked once for this process and those that it starts."""
     known = os.environ.get(OBSERVED)
     if known is None:
         known = os.environ[OBSERVED] = _ask_child()
-    return json.loads(known)
+    raw = json.loads(known)
+    clamp = raw.get("clamp")
+    return Observed(_layer(raw.get("target")), _layer(raw.get("draft")), None if clamp is None else tuple(clamp))
+
+
+def _layer(raw: dict[str, Any] | None) -> StockLayer | None:
+    return None if raw is None else StockLayer(raw["method"], raw["runner"], raw["packed"], tuple(raw["faults"]))
 
 
 def _ask_child() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_sm120 import __version__
 from sglang_sm120.patching import records
-from sglang_sm120.settings import ACTIVATION, DRAFT_MOE, OFF
+from sglang_sm120.settings import ACTIVATION, DRAFT_MOE, OFF, TARGET_MOE
 from sglang_sm120.upstream import releases
 
 logger = logging.getLogger("sglang_sm120")
@@ -32,7 +32,7 @@ _asked = False
 def facts() -> dict[str, str]:
     """What must be the same on every rank, by the names that a message gives it."""
     found = {"sglang-sm120": __version__, "SGLang": releases.base(str(releases.installed()))}
-    found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in (ACTIVATION, DRAFT_MOE)}
+    found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in (ACTIVATION, DRAFT_MOE, TARGET_MOE)}
     return found | {f"patch {state.name}": str(state.status) for state in records.STATES.values()}
 
 

@@ -6,28 +6,33 @@ Imports are inside the functions: patches are imported in processes that have no
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from sglang_sm120.upstream.protocols import MoeLayer, TopK
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def is_fused_moe(layer: object) -> bool:
+def is_fused_moe(layer: object) -> TypeGuard[MoeLayer]:
     """Whether the layer is SGLang's fused MoE layer."""
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
     return isinstance(layer, FusedMoE)
 
 
-def standard_topk(topk_output: Any) -> Any:
+def standard_topk(topk_output: Any) -> TopK:
     """Top-k ids and weights as tensors; a bypassed output computes them now."""
     from sglang.srt.layers.moe.topk import TopKOutputChecker
 
     if TopKOutputChecker.format_is_standard(topk_output):
-        return topk_output
+        return cast(TopK, topk_output)
     if TopKOutputChecker.format_is_bypassed(topk_output):
-        return topk_output.to_standard()
+        return cast(TopK, topk_output.to_standard())
     raise ValueError(f"top-k output has format {topk_output.format}; expected standard or bypassed")
 
 
-def local_expert_ids(layer: Any, topk_ids: Any) -> Any:
+def local_expert_ids(layer: MoeLayer, topk_ids: Tensor) -> Tensor:
     """Ids of this rank's experts, -1 elsewhere, whichever id space SGLang's dispatcher left them in.
 
     The dispatcher of SGLang 0.5.23 maps ids to local ones for our method; earlier dispatchers are keyed on the global
@@ -49,7 +54,7 @@ def local_expert_ids(layer: Any, topk_ids: Any) -> Any:
     return mapped
 
 
-def checkpoint_experts(layer: Any) -> list[int]:
+def checkpoint_experts(layer: MoeLayer) -> list[int]:
     """Checkpoint numbers of the experts that this rank's slots hold, under EP and expert relocation."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
@@ -61,7 +66,7 @@ def checkpoint_experts(layer: Any) -> list[int]:
     return sorted(set(metadata.physical_to_logical_map_cpu[layer.layer_id, first : first + routed].tolist()))
 
 
-def empty_for_all_reduce(like: Any) -> Any:
+def empty_for_all_reduce(like: Tensor) -> Tensor:
     """An uninitialised tensor like the given one, in symmetric memory where SGLang's all-reduce wants that."""
     import torch
 
@@ -80,7 +85,7 @@ def _symmetric_memory() -> tuple[Any, Any, Any]:
     return use_symmetric_memory, is_allocation_symmetric, get_parallel
 
 
-def combine_input(hidden_states: Any) -> Any:
+def combine_input(hidden_states: Tensor) -> Any:
     """A layer's output as SGLang's standard dispatcher takes it."""
     return _combine_input_type()(hidden_states=hidden_states)
 

@@ -28,10 +28,10 @@ PROVEN = (
 )
 
 
-def installed() -> str | None:
-    """Version of the installed SGLang distribution; None without one."""
+def installed(distribution: str = "sglang") -> str | None:
+    """Version of an installed distribution, SGLang's if none is named; None without it."""
     try:
-        return version("sglang")
+        return version(distribution)
     except PackageNotFoundError:
         return None
 

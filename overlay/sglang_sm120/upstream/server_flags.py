@@ -7,17 +7,27 @@ Imports are inside the functions: a launcher must not import model code before S
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, cast
 
+from sglang_sm120.checkpoint.inspection import Kind
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import features
+from sglang_sm120.upstream.protocols import ResolvedFlags
 
+Role = Literal["target", "draft"]
 DRAFT_PREFIXES = ("model.decoder.", "stages.")  # NextN (EAGLE, MTP) and DSpark
 
-# Where SGLang takes built-in runner names only, the draft's flag carries this one for ours. SGLang then prepares ids,
-# top-k and graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean
-# it, because SGLang's own triton runner reads FP8.
+# Where SGLang takes built-in runner names only, its flags carry this one for ours. SGLang then prepares ids, top-k and
+# graphs as for a Triton kernel with local experts, which ours is; for packed FP4 experts nobody else can mean it,
+# because SGLang's own triton runner reads FP8. (SGLang prepares Marlin alike, but a scheduler could not tell ours from
+# Marlin itself.)
 STAND_IN = "triton"
+
+
+def eagle(steps: int = 1) -> list[str]:
+    """Flags of speculation with an EAGLE draft that proposes a chain of `steps` tokens."""
+    chain = ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
+    return ["--speculative-algorithm", "EAGLE", *chain, "--speculative-num-draft-tokens", str(steps + 1)]
 
 
 def flag_name(runner: str) -> str:
@@ -25,13 +35,18 @@ def flag_name(runner: str) -> str:
     return STAND_IN if runner == RUNNER and not features.takes_runner_names() else runner
 
 
-def resolving(server_args: Any) -> Any:
+def meant(value: str) -> str:
+    """The runner that a value of SGLang's flags stands for where the experts are packed FP4: undoes `flag_name`."""
+    return RUNNER if value == STAND_IN and not features.takes_runner_names() else value
+
+
+def resolving(server_args: Any) -> ResolvedFlags:
     """Read view of the flags as resolved so far; below SGLang 0.5.19 the flags themselves are written step by step."""
     try:
         from sglang.srt.arg_groups.overrides import resolving_view
     except ImportError:
-        return server_args
-    return resolving_view(server_args)
+        return cast(ResolvedFlags, server_args)
+    return cast(ResolvedFlags, resolving_view(server_args))
 
 
 def resolving_model_config(server_args: Any) -> Any:
@@ -50,12 +65,12 @@ def quantization_block(server_args: Any) -> tuple[int, int] | None:
     return (int(block[0]), int(block[1])) if block else None
 
 
-def target_kind(server_args: Any) -> str:
+def target_kind(server_args: Any) -> Kind:
     """Format of the target's routed experts, from flags that are being resolved."""
     return expert_kind(resolving_model_config(server_args))
 
 
-def expert_kind(model_config: Any) -> str:
+def expert_kind(model_config: Any) -> Kind:
     """Format of the target's routed experts, as SGLang's model configuration has it."""
     if model_config.nvfp4_moe_meta is not None:
         return "hybrid-nvfp4"
@@ -76,6 +91,11 @@ def is_draft_prefix(prefix: str) -> bool:
     return prefix.startswith(DRAFT_PREFIXES)
 
 
+def role(prefix: str) -> Role:
+    """Whose layer a module name is."""
+    return "draft" if is_draft_prefix(prefix) else "target"
+
+
 def layer_runner(prefix: str) -> str:
     """The runner that the flags name for a layer.
 
@@ -85,9 +105,7 @@ def layer_runner(prefix: str) -> str:
     from sglang.srt.layers.moe.utils import get_moe_runner_backend
 
     asked = published("speculative_moe_runner_backend") if is_draft_prefix(prefix) else None
-    if asked == STAND_IN and not features.takes_runner_names():
-        return RUNNER
-    return asked or get_moe_runner_backend().value
+    return meant(str(asked or get_moe_runner_backend().value))
 
 
 # The groups in which SGLang 0.5.17 and later publish a flag; a group's value can differ within a scope, as the load

@@ -37,6 +37,16 @@ def test_tensors_are_sorted_into_experts_and_rest(tmp_path):
     assert weights.per_gpu(2, 2, draft=False) == (258, 265)
 
 
+def test_groups_of_ranks_hold_copies_of_the_experts_under_moe_data_parallelism():
+    """`--tp 8 --ep-size 2 --moe-dp-size 2`: two copies, each of two halves of the experts, cut by two ranks."""
+    weights = Weights(experts=8000, draft_experts=80)
+    assert weights.per_gpu(8, 1, draft=True) == (1010, 1010)
+    assert weights.per_gpu(8, 1, draft=True, ep=2) == (1010, 1010)
+    assert weights.per_gpu(8, 1, draft=True, ep=2, moe_dp=2) == (2020, 2020)
+    assert weights.per_gpu(4, 1, draft=False, moe_dp=4) == (8000, 8000)
+    assert memory.budget(Weights(experts=300 * GIB), 96, 4, 1, draft=False, moe_dp=2).fits is False
+
+
 def test_no_files_no_budget(tmp_path):
     assert memory.weigh(tmp_path) is None
 
@@ -50,17 +60,17 @@ def test_no_files_no_budget(tmp_path):
 def test_published_sizes(experts, layers, hidden, inter, tp, gib):
     expert = 3 * hidden * inter * 17 // 32
     found = memory.budget(Weights(experts=expert * experts * layers), 96, tp, 1, draft=False)
-    assert found["weights_gib_least"] == pytest.approx(gib, abs=0.1)
-    assert found["fits"] is True
+    assert found.weights_gib_least == pytest.approx(gib, abs=0.1)
+    assert found.fits is True
 
 
 def test_too_much_does_not_fit():
-    assert memory.budget(Weights(experts=100 * GIB), 32, 2, 1, draft=False)["fits"] is False
-    assert memory.budget(Weights(experts=100 * GIB), 32, 4, 1, draft=False)["fits"] is True
+    assert memory.budget(Weights(experts=100 * GIB), 32, 2, 1, draft=False).fits is False
+    assert memory.budget(Weights(experts=100 * GIB), 32, 4, 1, draft=False).fits is True
 
 
 def test_sglang_keeps_a_part_for_itself():
     found = memory.budget(Weights(experts=90 * GIB), 96, 1, 1, draft=False, static_fraction=0.861)
-    assert found["static_gib"] == 82.66
-    assert found["fits"] is False
-    assert memory.budget(Weights(experts=82 * GIB), 96, 1, 1, draft=False, static_fraction=0.861)["fits"] is True
+    assert found.static_gib == 82.66
+    assert found.fits is False
+    assert memory.budget(Weights(experts=82 * GIB), 96, 1, 1, draft=False, static_fraction=0.861).fits is True

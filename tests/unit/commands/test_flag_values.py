@@ -98,6 +98,9 @@ def test_shares_of_the_experts():
     assert faults(shares, 256, 2048, tp_size=6, ep_size=2) == [
         "--tp / --ep-size is 3; expected a divisor of moe_intermediate_size in config.json, which is 2048"
     ]
+    assert faults(shares, 256, 64, tp_size=20, ep_size=1, moe_dp_size=4) == [
+        "--tp / --ep-size / --moe-dp-size is 5; expected a divisor of moe_intermediate_size in config.json, which is 64"
+    ]
     assert faults(shares, 256, 2048, tp_size=3, ep_size=3) == [
         "--ep-size is 3; expected a divisor of n_routed_experts in config.json, which is 256"
     ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_sm120.moe import runners
+from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.runners import RouteError, route_draft, route_target
 from sglang_sm120.settings import RUNNER
@@ -18,19 +18,35 @@ PRO = Launch("mxfp4", 7168, 3072, tp=16)
 @pytest.mark.parametrize(
     ("launch", "runner"),
     [
-        (HYBRID, "flashinfer_cutlass"),
-        (replace(HYBRID, tp=4, ep=4), "flashinfer_cutlass"),
-        (replace(HYBRID, tp=4, ep=2), "marlin"),
-        (replace(HYBRID, quantization="fp8"), "marlin"),
+        (HYBRID, RUNNER),
+        (replace(HYBRID, tp=4, ep=4), RUNNER),
+        (replace(HYBRID, tp=4, ep=2), RUNNER),
+        (replace(HYBRID, quantization="fp8"), RUNNER),
+        (replace(HYBRID, takes_names=False), RUNNER),
+        (replace(HYBRID, target_runner=RUNNER, tp=4, ep=2), None),
+        (replace(HYBRID, target_default=RUNNER), RUNNER),
+        (replace(HYBRID, target_default="marlin", tp=4, ep=2), "marlin"),
+        (replace(HYBRID, target_default="flashinfer_cutlass"), "flashinfer_cutlass"),
+        (replace(HYBRID, target_default=RUNNER, target_runner="marlin"), None),  # the flag wins
+        (replace(HYBRID, unreached="nobody does it"), "flashinfer_cutlass"),
+        (replace(HYBRID, unreached="nobody does it", tp=4, ep=2), "marlin"),
+        (replace(HYBRID, unreached="nobody does it", quantization="fp8"), "marlin"),
+        (replace(HYBRID, all_to_all="deepep"), "flashinfer_cutlass"),
         (replace(HYBRID, target_runner="flashinfer_cutlass"), None),
         (replace(HYBRID, target_runner="marlin", ep=2, tp=4), None),
         (replace(HYBRID, target_runner="lora_marlin"), None),
         (NATIVE, None),
+        (replace(NATIVE, target_default=RUNNER), RUNNER),
+        (replace(NATIVE, target_default=RUNNER, takes_names=False), RUNNER),
+        (replace(NATIVE, target_default="marlin", target_runner="flashinfer_mxfp4"), None),
+        (replace(NATIVE, kind="fp8", target_default=RUNNER), None),  # for FP4 experts, as the draft's
         (replace(NATIVE, target_runner="deep_gemm"), None),
         (replace(NATIVE, target_runner=RUNNER), None),
         (V41, RUNNER),  # 576 columns a rank
         (replace(V41, tp=8), RUNNER),  # 288
         (replace(V41, tp=8, ep=8), None),  # whole experts: 2304 = 18 x 128
+        (replace(V41, moe_dp=2), None),  # 1152 = 9 x 128
+        (replace(V41, moe_dp=2, target_runner="flashinfer_mxfp4"), None),
         (replace(V41, all_to_all="deepep"), None),
         (PRO, RUNNER),  # 192
         (replace(PRO, tp=8), None),  # 384
@@ -59,17 +75,45 @@ def test_draft(launch, runner):
     assert route_draft(launch).runner == runner
 
 
-@pytest.mark.parametrize("runner", sorted(runners.NVFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("nvfp4")))
 def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
     with pytest.raises(RouteError) as caught:
         route_target(replace(HYBRID, target_runner=runner))
     said = str(caught.value)
     assert f"--moe-runner-backend {runner}" in said
-    assert "flashinfer_cutlass, marlin" in said
+    assert "sm120_triton, flashinfer_cutlass, marlin" in said
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"target_default": "flashinfer_mxfp4"}, "SGLANG_SM120_TARGET_MOE flashinfer_mxfp4 cannot run here"),
+        ({"target_default": "flashinfer_cutlass", "tp": 4, "ep": 2}, "TARGET_MOE flashinfer_cutlass.*--ep-size 1 or 4"),
+        (
+            {"target_runner": "flashinfer_cutlass", "tp": 4, "ep": 2},
+            "--moe-runner-backend.*These can: sm120_triton, mar",
+        ),
+        ({"target_runner": "flashinfer_cutlass", "quantization": "fp8"}, "--quantization fp8"),
+        (
+            {"target_runner": RUNNER, "unreached": "patch x is out"},
+            "patch x is out.*These can: flashinfer_cutlass, mar",
+        ),
+        ({"target_runner": RUNNER, "all_to_all": "deepep"}, "--moe-a2a-backend deepep"),
+        ({"target_runner": "triton", "takes_names": False}, "These can: flashinfer_cutlass, marlin;"),
+    ],
+)
+def test_an_nvfp4_target_that_a_launch_keeps_from_running(facts, says):
+    with pytest.raises(RouteError, match=says):
+        route_target(replace(HYBRID, **facts))
+
+
+def test_the_variable_of_a_native_target_is_refused_by_its_name():
+    with pytest.raises(RouteError, match=r"SGLANG_SM120_TARGET_MOE flashinfer_cutlass.*another format"):
+        route_target(replace(NATIVE, target_default="flashinfer_cutlass"))
 
 
 @pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
-@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("mxfp4")))
 def test_a_refused_draft_names_its_own_flag(kind, runner):
     with pytest.raises(RouteError) as caught:
         route_draft(replace(HYBRID, kind=kind, draft_runner=runner))
@@ -83,7 +127,7 @@ def test_a_refused_default_names_the_variable():
         route_draft(replace(HYBRID, moe_intermediate_size=2304, tp=8, draft_default="flashinfer_mxfp4"))
 
 
-@pytest.mark.parametrize("runner", sorted(runners.MXFP4_REFUSED))
+@pytest.mark.parametrize("runner", sorted(known_kernels.refused("mxfp4")))
 def test_native_experts_are_never_read_as_another_format(runner):
     with pytest.raises(RouteError, match=f"--moe-runner-backend {runner}"):
         route_target(replace(NATIVE, target_runner=runner))
@@ -125,7 +169,7 @@ def test_a_draft_runner_that_dspark_would_ignore():
 
 def test_no_route_is_refused_afterwards():
     """What the gate chooses must pass the checks of the dispatch."""
-    assert not set(runners.NVFP4_WORKING) & set(runners.NVFP4_REFUSED)
-    assert not set(runners.MXFP4_WORKING) & set(runners.MXFP4_REFUSED)
+    assert not set(known_kernels.offered("nvfp4")) & set(known_kernels.refused("nvfp4"))
+    assert not set(known_kernels.offered("mxfp4")) & set(known_kernels.refused("mxfp4"))
     for tp, ep in ((1, 1), (2, 1), (4, 2), (4, 4)):
-        assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in runners.NVFP4_WORKING
+        assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in known_kernels.offered("nvfp4")

@@ -2,7 +2,7 @@
 
 With 64 or more tokens a group, scaling each weight once is cheaper than scaling each sum per block, and the tile no
 longer fits one warp's registers, so the warps divide rows and tokens among themselves. Scaled weights are bf16 times
-2**-64, exact for MXFP4's scale bytes 66 .. 192, which includes `prepare.NARROW_SCALES`; other layers keep to
+2**-64, exact for MXFP4's scale bytes 66 .. 192, which includes `formats.NARROW_SCALES`; other layers keep to
 `product_bf16`. NVFP4's are bf16 times 2**-7, exact for every scale.
 
 The decode happens in the MMA's operand registers, four neighbouring bytes a thread. SM90's wgmma wants two, which would

@@ -42,4 +42,6 @@ class Format:
 
 MXFP4 = Format("mxfp4", "MXFP4", 32, torch.int16, has_global=False, has_mxfp8=True, has_ends=True)
 NVFP4 = Format("nvfp4", "NVFP4", 16, torch.int32, has_global=True, has_mxfp8=False, has_ends=False)
+# Outside these e8m0 bytes (2**-27 .. 2**65) MXFP4 kernels use more instructions for more range (see `product_bf16`).
+NARROW_SCALES = (100, 192)
 FORMATS = {f.name: f for f in (MXFP4, NVFP4)}

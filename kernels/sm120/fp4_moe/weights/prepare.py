@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import checks, nvfp4
-from .formats import MXFP4, NVFP4
+from .formats import MXFP4, NARROW_SCALES, NVFP4
 from .prepared import PreparedWeights
 from .repack import repack
-
-# Outside these scale bytes (2**-27 .. 2**65) the kernels use more instructions for more range (see `product_bf16`).
-NARROW_SCALES = (100, 192)
 
 
 def prepare_mxfp4(
@@ -58,11 +55,8 @@ def prepare_nvfp4(
     (and changes nothing) for any other type, shape, layout or value: scales that are negative or NaN, globals that are
     not finite and above 0. Synchronises with the device a few times.
     """
-    experts, hidden, inter = checks.check_weights(w13, w2)
-    s13 = checks.e4m3_bytes("w13_scale", w13_scale, (experts, 2 * inter), hidden, w13.device)
-    s2 = checks.e4m3_bytes("w2_scale", w2_scale, (experts, hidden), inter, w13.device)
-    checks.check_global("w13_global", w13_global, (experts, 2), w13.device)
-    checks.check_global("w2_global", w2_global, (experts,), w13.device)
+    s13, s2 = check_nvfp4(w13, w13_scale, w13_global, w2, w2_scale, w2_global)
+    experts, hidden, inter = w2.shape[0], w2.shape[1], 2 * w2.shape[2]
     is_cast = cast is not False and nvfp4.is_cast((s13, s2), (w13_global, w2_global))
     if cast and not is_cast:
         raise ValueError(
@@ -85,6 +79,23 @@ def prepare_nvfp4(
         w13, s13, w2, s2, experts, hidden, inter, wide_scales=False, format=NVFP4, w13_global=w13_global,
         w2_global=w2_global,
     )  # fmt: skip
+
+
+def check_nvfp4(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w13_global: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w2_global: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raise the ValueError that `prepare_nvfp4` would raise of these arguments, and change nothing; the scale bytes."""
+    experts, hidden, inter = checks.check_weights(w13, w2)
+    s13 = checks.e4m3_bytes("w13_scale", w13_scale, (experts, 2 * inter), hidden, w13.device)
+    s2 = checks.e4m3_bytes("w2_scale", w2_scale, (experts, hidden), inter, w13.device)
+    checks.check_global("w13_global", w13_global, (experts, 2), w13.device)
+    checks.check_global("w2_global", w2_global, (experts,), w13.device)
+    return s13, s2
 
 
 def restore(w: PreparedWeights) -> tuple[torch.Tensor, ...]:

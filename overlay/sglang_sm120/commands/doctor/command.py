@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
 from sglang_sm120 import __version__, gpu, plugin, settings
@@ -27,7 +27,7 @@ def examine() -> dict[str, Any]:
         "schema": 1,
         "overlay": __version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: releases.installed(name) for name in PACKAGES},
         "gpu": None,
         "settings": {},
         "plugins": sorted(f"{e.name} ({e.dist.name if e.dist else 'unknown'})" for e in entry_points(group=GROUP)),
@@ -70,13 +70,6 @@ def _caches(document: dict[str, Any]) -> None:
         document["hints"].append(leftover.remedy)
         if leftover.blocks:
             document["warnings"].append(leftover.says)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _settings(document: dict[str, Any]) -> settings.Settings:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sglang_sm120 import gpu
+from sglang_sm120.checkpoint.memory import GIB
 from sglang_sm120.kernels.sm120.tile_tables import Machine
 
-GIB = 2**30
 CORES_AN_SM = 128  # of compute capability 8.6 and later
 
 
@@ -27,7 +28,7 @@ def cards() -> dict[str, Any] | None:
 
 def _card(pynvml: Any, handle: Any) -> dict[str, Any]:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    questions = {
+    questions: dict[str, Callable[[], Any]] = {
         "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1),
         "pcie_generation": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
         "pcie_width": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),

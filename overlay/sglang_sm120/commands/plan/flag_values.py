@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_sm120.checkpoint.shares import expert_ranks
+
 # SGLang's name of a field -> its value; None if it is unset, or unknown to this SGLang.
 Flags = Callable[[str], Any]
 
@@ -58,10 +60,11 @@ def require_shares(flags: Flags, experts: int, intermediate: int) -> None:
         ImpossibleFlagsError: with a line for each fault.
     """
     ep, parts = flags("ep_size") or 1, _expert_parts(flags)
-    flag = "--tp" if parts == 1 else "--tp / --ep-size"
+    flag = "--tp" if parts == 1 else "--tp / --ep-size" if parts == ep else "--tp / --ep-size / --moe-dp-size"
+    ranks = expert_ranks(flags("tp_size"), ep, flags("moe_dp_size") or 1)
     faults = [
         *_divides("--ep-size", ep, "n_routed_experts in config.json", experts),
-        *_divides(flag, flags("tp_size") // parts, "moe_intermediate_size in config.json", intermediate),
+        *_divides(flag, ranks, "moe_intermediate_size in config.json", intermediate),
     ]
     if faults:
         raise ImpossibleFlagsError(faults)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from sglang_sm120.moe import known_kernels
+from sglang_sm120.moe.known_kernels import FP8_METHOD, NVFP4_METHOD
 from sglang_sm120.patching import replace
 from sglang_sm120.upstream import features, server_flags
-
-_NVFP4_RUNNERS = (
-    "auto",
-    "flashinfer_cutedsl",
-    "flashinfer_cutlass",
-    "flashinfer_trtllm",
-    "flashinfer_trtllm_routed",
-    "marlin",
-)
+from sglang_sm120.upstream.protocols import MoeLayer
 
 
-def of(layer: Any) -> list[str]:
+def of(layer: MoeLayer) -> list[str]:
     """Why a built FusedMoE would fail or compute something else than its checkpoint says, as far as it shows."""
     method, config = layer.quant_method, layer.moe_runner_config
     kind, runner = type(method).__name__, getattr(method, "runner", None)
     faults = []
-    if kind == "Fp8MoEMethod" and runner is None and not _runs_without_runner():
+    if kind == FP8_METHOD and runner is None and not _runs_without_runner():
         faults.append(f"SGLang's FP8 method has no kernel for the runner {server_flags.global_runner()}")
-    if kind != "ModelOptNvFp4FusedMoEMethod":
+    if kind != NVFP4_METHOD:
         return faults
-    if server_flags.global_runner() not in _NVFP4_RUNNERS:
+    if server_flags.global_runner() != "auto" and not known_kernels.implements(kind, server_flags.global_runner()):
         faults.append(f"SGLang's NVFP4 method has no kernel for the runner {server_flags.global_runner()}")
     clamped = features.passes_nvfp4_clamp() or _is_patched(type(method), "apply")
     if server_flags.global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:

@@ -9,16 +9,16 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120.moe.stock import LIMIT
+from sglang_sm120.commands.plan.document import Layer, Request
+from sglang_sm120.moe.stock import LIMIT, Observed, StockLayer
+from sglang_sm120.upstream import server_flags
 
-_EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
-_EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
 
-
-def _clamp_that_reaches_flashinfer() -> list[float] | None:
+def _clamp_that_reaches_flashinfer() -> tuple[float, ...] | None:
     """Upstream's clamp tensors through upstream's call of the kernel, with a kernel that only looks."""
     from types import SimpleNamespace
 
@@ -52,7 +52,11 @@ def _clamp_that_reaches_flashinfer() -> list[float] | None:
         dispatch_output=dispatched, quant_info=info, runner_config=config, output=torch.zeros(1, 16).bfloat16()
     )
     reached = [seen[name] for name in named if seen.get(name) is not None]
-    return [float(t[0]) for t in reached] if len(reached) == len(named) else None
+    return tuple(float(t[0]) for t in reached) if len(reached) == len(named) else None
+
+
+def _stock(layer: Layer | None) -> StockLayer | None:
+    return None if layer is None else StockLayer(layer.method, layer.runner, layer.packed, layer.faults)
 
 
 def main() -> int:
@@ -68,14 +72,14 @@ def main() -> int:
     simulate.install(request["arch"], memory_gib=96)
     with tempfile.TemporaryDirectory() as directory:
         model = headers_only.write(Path(directory), "hybrid-nvfp4", "nextn")
-        answer = plan_child.decide(request | {"model": str(model), "flags": ["--tp", "2", *_EAGLE], "memory_gib": 96})
-    seen = {role: answer[role] for role in ("target", "draft")}
+        flags = ("--tp", "2", *server_flags.eagle())
+        answer = plan_child.decide(Request(model=str(model), flags=flags, arch=request["arch"]))
     try:
-        seen["clamp"] = _clamp_that_reaches_flashinfer()
+        clamp = _clamp_that_reaches_flashinfer()
     except (ImportError, AttributeError, TypeError, ValueError, AssertionError, RuntimeError):
-        seen["clamp"] = None  # upstream looks different here too; nothing is known, so nothing is mended
+        clamp = None  # upstream looks different here too; nothing is known, so nothing is mended
     with os.fdopen(answer_to, "w") as out:
-        json.dump(seen, out)
+        json.dump(asdict(Observed(_stock(answer.target), _stock(answer.draft), clamp)), out)
     sys.stderr.flush()
     os._exit(0)  # SGLang leaves threads behind that would delay the exit
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from functools import partial
 from typing import Any
 
+from sglang_sm120.checkpoint.shares import expert_ranks
+from sglang_sm120.moe import known_kernels
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import contracts, server_flags
 
@@ -39,15 +42,15 @@ def _state_widths(server_args: Any, rank: int) -> None:
     """Tell SGLang's parallel context what it would ask of process groups, which a rank alone does not have."""
     from sglang.srt.runtime_context import get_parallel
 
-    tp, ep = server_flags.resolved(server_args, "tp_size"), server_flags.resolved(server_args, "ep_size")
-    attn_dp = (
-        server_flags.resolved(server_args, "dp_size")
-        if server_flags.resolved(server_args, "enable_dp_attention")
-        else 1
-    )
-    widths = {"world": (tp, rank), "tp": (tp, rank), "pp": (1, 0), "moe_dp": (1, 0), "attn_cp": (1, 0)}
-    widths |= {"moe_ep": (ep, rank // (tp // ep)), "moe_tp": (tp // ep, rank % (tp // ep))}
-    widths |= {"attn_dp": (attn_dp, rank // (tp // attn_dp)), "attn_tp": (tp // attn_dp, rank % (tp // attn_dp))}
+    flags = partial(server_flags.resolved, server_args)
+    tp, ep, moe_dp, attn_cp = (flags(f"{name}_size") or 1 for name in ("tp", "ep", "moe_dp", "attn_cp"))
+    attn_dp = flags("dp_size") if flags("enable_dp_attention") else 1
+    copy, shared = tp // moe_dp, expert_ranks(tp, ep, moe_dp)  # ranks that hold all experts once, ranks of one expert
+    attn_tp = tp // attn_dp // attn_cp
+    widths = {"world": (tp, rank), "tp": (tp, rank), "pp": (1, 0), "moe_dp": (moe_dp, rank // copy)}
+    widths |= {"moe_ep": (ep, rank % copy // shared), "moe_tp": (shared, rank % shared)}
+    widths |= {"attn_dp": (attn_dp, rank // (tp // attn_dp)), "attn_cp": (attn_cp, rank // attn_tp % attn_cp)}
+    widths |= {"attn_tp": (attn_tp, rank % attn_tp)}
     stated = {f"{name}_size": size for name, (size, _) in widths.items()}
     context = get_parallel().override(**stated, **{f"{name}_rank": at for name, (_, at) in widths.items()})
     context.__enter__()
@@ -89,7 +92,7 @@ def speculative_context() -> Any:
 
 def runner_of(layer: Any) -> str | None:
     """The runner that a built FusedMoE reports; `sm120_triton` for our method, which runs its kernel directly."""
-    if type(layer.quant_method).__name__ == "Sm120Mxfp4MoEMethod":
+    if type(layer.quant_method).__name__ in known_kernels.OURS:
         return RUNNER
     return getattr(getattr(layer, "runner_backend", None), "value", None)
 

@@ -18,21 +18,22 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from sglang_sm120.checkpoint.memory import GIB
 from sglang_sm120.gpu import capability_of
 
 # name, multiprocessors: NVIDIA's product pages; only messages and scheduling defaults look at them
 PRODUCTS = {
-    "sm90": ("NVIDIA H200", 132),
-    "sm100": ("NVIDIA B200", 148),
     "sm120": ("NVIDIA RTX PRO 6000 Blackwell", 188),
     "sm121": ("NVIDIA GB10", 48),
+    "sm100": ("NVIDIA B200", 148),
+    "sm90": ("NVIDIA H200", 132),
 }
+SIMULATED = tuple(PRODUCTS)
 DEVICES = 16  # enough for the largest single host
-GIB = 2**30
 _NEED_DRIVER = ("sgl_kernel", "flash_mla", "deep_gemm")
 
 
@@ -85,7 +86,7 @@ def _fake_torch(arch: str, memory_gib: int) -> None:
         setattr(torch.cuda, function, _constant(answer))
     torch.version.cuda = torch.version.cuda or "13.0"
     # Below SGLang 0.5.20 the NVFP4 method asks for `.cuda()` while it makes its parameters.
-    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor  # type: ignore[method-assign]
 
 
 def _fake_nvml(arch: str) -> None:
@@ -106,7 +107,7 @@ def _fake_nvml(arch: str) -> None:
         setattr(pynvml, function, _constant(answer))
 
 
-def _constant(answer: Any):
+def _constant(answer: Any) -> Callable[..., Any]:
     return lambda *_args, **_kwargs: answer
 
 

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import __version__, gpu
 from sglang_sm120.commands import gpu_timing
 from sglang_sm120.commands.selftest import speed_model
+from sglang_sm120.upstream import releases
 
 SCHEMA = 1
 # Two bf16 roundings (2^-9/sqrt(3) relative each at most) of intermediate and route, and one of the sum; for mxfp8 two
@@ -101,13 +101,8 @@ def run_sm120_code(
 
 
 def _versions() -> dict[str, str]:
-    found = {"sglang-sm120": __version__, "python": platform.python_version()}
-    for name in ("sglang", "torch", "triton"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    beside = {name: releases.installed(name) or "not installed" for name in ("sglang", "torch", "triton")}
+    return {"sglang-sm120": __version__, "python": platform.python_version(), **beside}
 
 
 def _describe(device: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_sm120 import __version__, files
 from sglang_sm120.checkpoint import inspection
+from sglang_sm120.checkpoint.shares import expert_width
 from sglang_sm120.commands import interrupts
 from sglang_sm120.commands.tune import tables
 from sglang_sm120.kernels.sm120 import tile_tables
@@ -45,15 +46,16 @@ def shapes_of(model: Path, tp: int) -> list[Shape]:
     if not all(type(n) is int and n > 0 for n in sizes):
         raise TuneError(f"{model / 'config.json'} does not say the experts' sizes; give --shapes")
     experts, hidden, inter, top_k = (int(str(n)) for n in sizes)
-    if inter % tp or inter // tp % 32:
+    if inter % tp or expert_width(inter, tp) % 32:
         raise TuneError(f"--tp is {tp}; expected one that cuts the experts' width {inter} into multiples of 32")
-    found = [Shape(experts, hidden, inter // tp, top_k)]
+    columns = expert_width(inter, tp)
+    found = [Shape(experts, hidden, columns, top_k)]
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     draft = [text.get(name) or own for name, own in (("dspark_n_routed_experts", experts),
                                                      ("dspark_num_experts_per_tok", top_k))]  # fmt: skip
     if all(type(n) is int for n in draft) and draft != [experts, top_k]:
-        found.append(Shape(draft[0], hidden, inter // tp, draft[1]))
+        found.append(Shape(draft[0], hidden, columns, draft[1]))
     return found
 
 
