@@ -18,7 +18,7 @@ SIZES = {"w1": (I, H), "w3": (I, H), "w2": (H, I)}
 
 
 def layer_and_method(torch):
-    from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
+    from sglang_sm120.moe.mxfp4_method import Sm120Mxfp4MoEMethod
 
     layer = torch.nn.Module()
     vars(layer).update(

@@ -180,7 +180,7 @@ class Peak(TorchDispatchMode):
 
 def memory(torch):
     """Of an update of a layer with the largest published experts (7168 x 3072)."""
-    from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
+    from sglang_sm120.moe.mxfp4_method import Sm120Mxfp4MoEMethod
 
     layer, hidden, inter = torch.nn.Module(), 7168, 3072
     vars(layer).update(num_experts=0, uses_expert_location=False)  # the ledger is not the question

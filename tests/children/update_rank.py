@@ -62,7 +62,7 @@ class Rank:
 
     def __init__(self, asked: dict[str, Any], rank: int) -> None:
         self.asked, self.rank, self.tp = asked, rank, asked["tp"]
-        server_args = plan_child._resolve(
+        server_args = plan_child.resolve(
             ["--model-path", asked["first"], "--tp", str(self.tp), *EAGLE, *asked["flags"]]
         )
         one_rank.publish_as_scheduler(server_args, rank)

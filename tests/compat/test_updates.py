@@ -57,7 +57,7 @@ def test_weights_that_were_released(answers, release):
 def test_scales_that_graphs_were_not_captured_for(answers, release):
     """checkpoint-engine's post-hook swallows the refusal, and the answer would be success."""
     refused = answers[release]["real"]["out of range"]["refused"]
-    assert "CUDA graphs were captured with the kernel for scales inside" in refused
+    assert "CUDA graphs were captured with the kernel for weights with scales inside" in refused
     assert "restart the server on the new checkpoint, or with --load-format dummy" in refused
     assert answers[release]["dummy"]["out of range"]["refused"] is None
 

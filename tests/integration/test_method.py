@@ -62,7 +62,7 @@ def test_kernels_are_compiled_when_weights_have_been_loaded(outcomes):
     [
         ("before it is prepared again", "used before process_weights_after_loading"),
         ("range that graphs were not captured for", "restart the server"),
-        ("part of the former weights", "CUDA graphs were captured with the kernel for scales inside"),
+        ("part of the former weights", "CUDA graphs were captured with the kernel for weights with scales inside"),
         *((f"moved {name}", f"{name} was moved after sm120_triton had prepared it") for name in PARAMETERS),
         *((f"update of moved {name}", f"{name} was moved after") for name in PARAMETERS),
         ("only the target is dummy", "w13_weight_scale_inv of local expert 0 has values that were never loaded"),

@@ -50,7 +50,10 @@ def test_weights_that_were_released(answers):
 
 def test_every_rank_refuses_scales_that_graphs_were_not_captured_for(answers):
     for rank in answers["TP2"]:
-        assert "CUDA graphs were captured with the kernel for scales inside" in rank["out of range"]["refused"]
+        assert (
+            "CUDA graphs were captured with the kernel for weights with scales inside"
+            in rank["out of range"]["refused"]
+        )
 
 
 @pytest.mark.parametrize("name", ["dummy", "redundant"])

@@ -190,7 +190,7 @@ def test_nobody_but_cli_imports_a_command():
     ("importer", "target", "found"),
     [
         ("upstream.server_flags", "moe.runners", True),
-        ("moe.method", "commands.plan.child", True),
+        ("moe.mxfp4_method", "commands.plan.child", True),
         ("commands.plan.command", "commands.doctor.command", True),
         ("commands.plan.command", "moe.runners", False),
         ("patches.mxfp4_nextn", "moe.choose", False),

@@ -18,6 +18,7 @@ from sglang_sm120.moe.life_cycle import ExpertFormat, ExpertWeights
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import built_layers, server_flags
 
+MULTIPLE = 32  # of a rank's widths
 _LARGEST_INT32 = 2**31 - 1
 
 
@@ -38,6 +39,14 @@ class Sm120MoEMethod(FusedMoEMethodBase):
         self.activation = activation
         self.role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
         self.has_run = False
+
+    def check_layer(self, hidden: int, inter: int, dtype: torch.dtype) -> None:
+        """Raise ValueError unless the kernel takes a rank's widths and the model's type."""
+        for name, size in (("hidden_size", hidden), ("intermediate size", inter)):
+            if size % MULTIPLE:
+                raise ValueError(f"{self.prefix}: {name} of a rank is {size}; {RUNNER} needs a multiple of {MULTIPLE}")
+        if dtype != torch.bfloat16:
+            raise ValueError(f"{self.prefix}: the model runs in {dtype}; {RUNNER} needs --dtype bfloat16")
 
     def adopt(self, layer: torch.nn.Module, form: ExpertFormat) -> None:
         """Take charge of the parameters that the layer has: their loaders report to the ledger from now on."""
@@ -166,3 +175,17 @@ def _int32(ids: torch.Tensor) -> torch.Tensor:
 
 def _on_gpu(weights: fp4_moe.PreparedWeights) -> bool:
     return weights.w13.is_cuda
+
+
+def register(layer: torch.nn.Module, name: str, data: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """A parameter of the layer that SGLang's loader fills as the attributes say."""
+    parameter = torch.nn.Parameter(data, requires_grad=False)
+    layer.register_parameter(name, parameter)
+    for key, value in attributes.items():
+        setattr(parameter, key, value)
+
+
+def byte_view(layer: torch.nn.Module, name: str) -> torch.Tensor:
+    """The bytes of a parameter, uint8."""
+    parameter: torch.Tensor = getattr(layer, name)
+    return parameter.data.view(torch.uint8)

@@ -32,7 +32,7 @@ def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str,
 
         method = Mxfp4FlashinferCutlassMoEMethod(Fp8MoEMethod(config), prefix=prefix)
     else:
-        from sglang_sm120.moe.method import Sm120Mxfp4MoEMethod
+        from sglang_sm120.moe.mxfp4_method import Sm120Mxfp4MoEMethod
 
         runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
     return _recorded(method, prefix, runner, patch, reason)

@@ -13,7 +13,7 @@ from typing import Literal
 from sglang_sm120.settings import RUNNER
 
 Format = Literal["nvfp4", "mxfp4", "fp8"]
-# moe/method.py and moe/nvfp4_method.py; by name, because these modules need torch and SGLang.
+# moe/mxfp4_method.py and moe/nvfp4_method.py; by name, because these modules need torch and SGLang.
 METHOD, OUR_NVFP4_METHOD = "Sm120Mxfp4MoEMethod", "Sm120Nvfp4MoEMethod"
 OURS = (METHOD, OUR_NVFP4_METHOD)
 NVFP4_METHOD, FP8_METHOD = "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"  # SGLang's, each for several runners

@@ -27,13 +27,14 @@ class ExpertFormat(Protocol):
         name: for messages.
         kinds: what the checkpoint has of each shard of an expert (`ledger.KINDS`).
         parameters: names of the layer's parameters that the kernel reads.
-        range: the scales of the fast variant, in words.
+        wide_are, narrow_are: what weights of the general and of the fast variant of the kernel are, in words.
     """
 
     name: str
     kinds: tuple[str, ...]
     parameters: tuple[str, ...]
-    range: str
+    wide_are: str
+    narrow_are: str
 
     def fill_dummy(self, layer: torch.nn.Module) -> None:
         """Give parameters in the checkpoint's layout values that keep activations small."""
@@ -42,13 +43,16 @@ class ExpertFormat(Protocol):
         """The first parameter and local expert with values that no checkpoint has; None where all were loaded."""
 
     def is_wide(self, layer: torch.nn.Module) -> bool:
-        """Whether a scale is outside the range of the fast variant."""
+        """Whether the weights need the general variant of the kernel; ValueError where they are unfit for any."""
 
     def prepare(self, layer: torch.nn.Module, wide: bool) -> Any:
         """Repack in place, for the variant given; what the kernel takes."""
 
     def restore(self, weights: Any) -> None:
         """The inverse of `prepare`, in place."""
+
+    def says(self, prefix: str, wide: bool, unknown: bool) -> tuple[object, str] | None:
+        """A line for the log about the variant chosen, and the key under which it is said once."""
 
 
 class ExpertWeights:
@@ -74,7 +78,7 @@ class ExpertWeights:
         self._parameters = layer._parameters  # a module's attribute lookup would cost a forward more than the check
         self._state = LayoutState()
         self._addresses: tuple[tuple[str, int], ...] = ()
-        self._was_prepared = self._began_as_dummy = False
+        self._was_prepared = self._began_as_dummy = self._is_wide = False
         self._frozen: bool | None = None  # the variant that CUDA graphs may have been captured with
         layer.register_state_dict_pre_hook(self._refuse_state_dict)
 
@@ -99,6 +103,7 @@ class ExpertWeights:
         wide = self._variant()
         with self._repacking(Layout.PREPARED):
             self.prepared = self.form.prepare(self._layer, wide)
+        self._is_wide = wide
         self._addresses = tuple((name, self._parameters[name].data_ptr()) for name in self.form.parameters)
         self._was_prepared = True
         return True
@@ -117,7 +122,7 @@ class ExpertWeights:
             self.form.restore(weights)
 
     def present(self) -> Any:
-        """What was prepared, as long as it is the layer's memory; the price of a forward is four comparisons.
+        """What was prepared, as long as it is the layer's memory; the price of a forward is a comparison for each.
 
         Raises:
             RuntimeError: the parameters are not in the kernel's layout, or were moved since.
@@ -136,7 +141,7 @@ class ExpertWeights:
     def note_forward(self) -> None:
         """A forward begins: from now on CUDA graphs may hold the variant of the kernel."""
         if server_flags.captures_graphs():
-            self._frozen = self.prepared.wide_scales
+            self._frozen = self._is_wide
 
     @contextmanager
     def _repacking(self, to: Layout) -> Iterator[None]:
@@ -186,32 +191,27 @@ class ExpertWeights:
             raise ValueError(f"{self.prefix}: {unfilled} has values that were never loaded or are NaN")
 
     def _variant(self) -> bool:
-        """Whether the kernel must be exact at the ends of the range; its wide variant is right for all scales.
+        """Whether the general variant of the kernel is to run, which is right for all weights of the format.
 
-        CUDA graphs keep the variant that they were captured with. So the wide one is taken where graphs are captured
-        before the scales are known.
+        CUDA graphs keep the variant that they were captured with. So the general one is taken where graphs are captured
+        before the weights are known.
         """
-        wide = self.form.is_wide(self._layer)
+        try:
+            wide = self.form.is_wide(self._layer)
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}: {error}") from error
         if wide and self._frozen is False:
             raise ValueError(
-                f"{self.prefix}: the new weights have scales outside {self.form.range}, and CUDA graphs were captured "
-                "with the kernel for scales inside; the old weights are gone and the new ones were not prepared. Load "
-                "weights with scales inside that range (the former checkpoint's are), or restart the server on the "
-                "new checkpoint, or with --load-format dummy or --disable-cuda-graph to take any weights"
+                f"{self.prefix}: the new weights {self.form.wide_are}, and CUDA graphs were captured with the kernel "
+                f"for weights {self.form.narrow_are}; the old weights are gone and the new ones were not prepared. "
+                f"Load weights {self.form.narrow_are} (the former checkpoint's are), or restart the server on the new "
+                "checkpoint, or with --load-format dummy or --disable-cuda-graph to take any weights"
             )
         unknown = (self._began_as_dummy and not self._was_prepared) or server_flags.experts_may_change()
-        chosen = wide or unknown or bool(self._frozen)
-        if wide:
-            decisions.once(
-                ("wide", self.prefix),
-                f"{RUNNER} takes its wide-range kernel for {self.prefix}: scales are outside {self.form.range}",
-            )
-        elif unknown:
-            decisions.once(
-                ("wide", "unknown"),
-                f"{RUNNER} takes its wide-range kernel: CUDA graphs are captured before the experts' scales are known",
-            )
-        return chosen
+        said = self.form.says(self.prefix, wide, unknown)
+        if said is not None and not self._frozen:
+            decisions.once(*said)
+        return wide or unknown or bool(self._frozen)
 
     def _refuse_state_dict(self, *_hook: Any) -> None:
         """save_sharded_model and save_remote_model would write the kernel's layout under the checkpoint's names."""

@@ -1,43 +1,134 @@
-"""Placeholder of the MoE method for NVFP4 experts on SM120: what is decided for a layer shows, and nothing runs."""
+"""The MoE method for NVFP4 experts: their parameters, and what the life cycle and the kernel ask of the format."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
+
+from sglang_sm120.kernels.sm120 import fp4_moe
+from sglang_sm120.moe.base import Sm120MoEMethod, byte_view, register
+from sglang_sm120.moe.ledger import BLOCK_SCALE, GLOBAL_SCALE, WEIGHT
+from sglang_sm120.settings import RUNNER
+
+GROUP = 16  # values that share an e4m3 scale
+UNFILLED = 0x7F  # e4m3 NaN: no checkpoint has it, so a scale that still is was never loaded
+DUMMY_SCALE, DUMMY_GLOBAL = 0x38, 2.0**-12  # 1 and 2^-12: with random codes the layer keeps activations small
+_SCALES = ("w13_weight_scale", "w2_weight_scale")
+_GLOBALS = ("w13_weight_scale_2", "w2_weight_scale_2")
 
 
-class Sm120Nvfp4MoEMethod(FusedMoEMethodBase):
-    """Triton NVFP4 experts (`sm120_triton`).
+class Nvfp4Format:
+    """NVFP4: e2m1 codes, an e4m3 scale for each 16 of a row, a float32 multiplier for each matrix of an expert.
 
-    Args:
-        prefix: module name of the layer, for messages.
-        activation: `bf16` (W4A16).
+    The kernel for NVFP4 is right for all such weights. A layer whose weights are a lossless cast of MXFP4 runs as MXFP4
+    instead, which gives the same numbers from fewer bytes.
     """
 
-    fuse_routed_scaling_factor_in_topk = False
-    load_up_proj_weight_first = False
+    name = "NVFP4"
+    kinds: tuple[str, ...] = (WEIGHT, BLOCK_SCALE, GLOBAL_SCALE)
+    parameters: tuple[str, ...] = (
+        "w13_weight",
+        "w13_weight_scale",
+        "w13_weight_scale_2",
+        "w2_weight",
+        "w2_weight_scale",
+        "w2_weight_scale_2",
+    )
+    wide_are = "are no lossless cast of MXFP4"
+    narrow_are = "that are one"
 
-    def __init__(self, prefix: str, activation: str = "bf16") -> None:
-        self.prefix = prefix
-        self.activation = activation
+    def fill_dummy(self, layer: torch.nn.Module) -> None:
+        """Small scales everywhere: the codes may be anything."""
+        for name in _SCALES:
+            byte_view(layer, name).fill_(DUMMY_SCALE)
+        for name in _GLOBALS:
+            getattr(layer, name).data.fill_(DUMMY_GLOBAL)
 
-    def create_weights(self, layer: torch.nn.Module, *_args: Any, **_attributes: Any) -> None:
-        """No parameters; `plan` builds layers to see their method."""
-
-    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
-        """Keep the layer's configuration."""
-        self.config = moe_runner_config
-
-    def get_moe_runner_backend(self, layer: torch.nn.Module) -> None:
-        """None: a direct kernel that takes standard top-k with local expert ids."""
+    def unfilled(self, layer: torch.nn.Module) -> str | None:
+        """The first parameter and expert with a scale that is NaN."""
+        for name in (*_SCALES, *_GLOBALS):
+            if name in _SCALES:
+                unfilled = (byte_view(layer, name).flatten(1).amax(1) == UNFILLED).tolist()
+            else:
+                factors = getattr(layer, name).data
+                unfilled = factors.isnan().reshape(len(factors), -1).any(1).tolist()
+            if True in unfilled:
+                return f"{name} of local expert {unfilled.index(True)}"
         return None
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Not there yet."""
-        raise NotImplementedError
+    def is_wide(self, layer: torch.nn.Module) -> bool:
+        """Whether the weights need the kernel for NVFP4.
 
-    def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> Any:
-        """Not there yet."""
-        raise NotImplementedError
+        Raises:
+            ValueError: a scale is NaN or negative, or a multiplier is no finite number above 0.
+        """
+        tensors = self._tensors(layer)
+        fp4_moe.check_nvfp4(*tensors)
+        w13_scale, w13_global, w2_scale, w2_global = tensors[1], tensors[2], tensors[4], tensors[5]
+        return not fp4_moe.is_mxfp4_cast(w13_scale, w13_global, w2_scale, w2_global)
+
+    def prepare(self, layer: torch.nn.Module, wide: bool) -> fp4_moe.PreparedWeights:
+        """Repack codes and scales in place, for the kernel given."""
+        return fp4_moe.prepare_nvfp4(*self._tensors(layer), cast=not wide)
+
+    def restore(self, weights: fp4_moe.PreparedWeights) -> None:
+        """Codes and scales as the checkpoint has them, in place."""
+        fp4_moe.restore(weights)
+
+    def says(self, prefix: str, wide: bool, unknown: bool) -> tuple[object, str] | None:
+        """A line for the log about the kernel chosen, and the key under which it is said once."""
+        if wide or unknown:
+            return None
+        said = f"{prefix}: NVFP4 that is a lossless cast of MXFP4; {RUNNER} runs it as MXFP4, the same numbers"
+        return ("cast", prefix), said
+
+    def _tensors(self, layer: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+        """In the order of `fp4_moe.prepare_nvfp4`."""
+        views = (byte_view(layer, n) if n not in _GLOBALS else getattr(layer, n).data for n in self.parameters)
+        return tuple(views)
+
+
+class Sm120Nvfp4MoEMethod(Sm120MoEMethod):
+    """Triton NVFP4 experts (`sm120_triton`), W4A16."""
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the parameters under the names and in the layout of the checkpoint, and no copy in another one.
+
+        `input_scale` is what a kernel for NVFP4 activations would need. The checkpoint has it, so the loader looks for
+        its place; nothing reads it, and a checkpoint without it loads.
+
+        Args:
+            num_experts: experts that this rank holds, E.
+            hidden_size: H, a multiple of 32.
+            intermediate_size_per_partition: I of this rank, a multiple of 32.
+            params_dtype: the model's dtype; bfloat16.
+            extra_weight_attrs: `weight_loader` and what else SGLang attaches.
+
+        Raises:
+            ValueError: a width is not a multiple of 32, or the model is not bfloat16.
+        """
+        self.check_layer(hidden_size, intermediate_size_per_partition, params_dtype)
+        inter, attributes = intermediate_size_per_partition, extra_weight_attrs
+        block, tensor = attributes | {"quant_method": "block"}, attributes | {"quant_method": "tensor"}
+        of_all = attributes | {"_sglang_require_global_experts": True}
+        f32, everywhere = (
+            torch.float32,
+            int(layer.num_experts),
+        )  # on all ranks: SGLang gives this scale global expert numbers
+        for name, rows, columns, halves in (("w13", 2 * inter, hidden_size, (2,)), ("w2", hidden_size, inter, ())):
+            codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.uint8)
+            scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)
+            register(layer, f"{name}_weight", codes, attributes)
+            register(layer, f"{name}_weight_scale", scales.view(torch.float8_e4m3fn), block)
+            register(layer, f"{name}_weight_scale_2", torch.full((num_experts, *halves), torch.nan, dtype=f32), tensor)
+            register(layer, f"{name}_input_scale", torch.ones(everywhere, *halves, dtype=f32), of_all)
+        self.adopt(layer, Nvfp4Format())

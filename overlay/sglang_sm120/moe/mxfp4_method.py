@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sglang_sm120.kernels.sm120 import fp4_moe
-from sglang_sm120.moe.base import Sm120MoEMethod
+from sglang_sm120.moe.base import Sm120MoEMethod, byte_view, register
 from sglang_sm120.moe.ledger import SCALE, WEIGHT
 from sglang_sm120.settings import RUNNER
 
@@ -25,33 +25,44 @@ class Mxfp4Format:
     name = "MXFP4"
     kinds: tuple[str, ...] = (WEIGHT, SCALE)
     parameters: tuple[str, ...] = ("w13_weight", "w13_weight_scale_inv", "w2_weight", "w2_weight_scale_inv")
-    range = "2^-27 to 2^65"
+    wide_are = "have scales outside 2^-27 to 2^65"
+    narrow_are = "with scales inside that range"
 
     def fill_dummy(self, layer: torch.nn.Module) -> None:
         """A small scale everywhere: the codes may be anything."""
         for name in _SCALES:
-            _bytes(layer, name).fill_(DUMMY_SCALE)
+            byte_view(layer, name).fill_(DUMMY_SCALE)
 
     def unfilled(self, layer: torch.nn.Module) -> str | None:
         """The first parameter and expert with a scale that is NaN."""
         for name in _SCALES:
-            largest = _bytes(layer, name).flatten(1).amax(1).tolist()
+            largest = byte_view(layer, name).flatten(1).amax(1).tolist()
             if UNFILLED in largest:
                 return f"{name} of local expert {largest.index(UNFILLED)}"
         return None
 
     def is_wide(self, layer: torch.nn.Module) -> bool:
         """Whether a scale is outside 2^-27 to 2^65."""
-        return fp4_moe.scales_are_wide(*(_bytes(layer, name) for name in _SCALES))
+        return fp4_moe.scales_are_wide(*(byte_view(layer, name) for name in _SCALES))
 
     def prepare(self, layer: torch.nn.Module, wide: bool) -> fp4_moe.PreparedWeights:
         """Repack codes and scales in place, for the variant given."""
-        weights = fp4_moe.prepare_mxfp4(*(_bytes(layer, name) for name in self.parameters))
+        weights = fp4_moe.prepare_mxfp4(*(byte_view(layer, name) for name in self.parameters))
         return dataclasses.replace(weights, wide_scales=wide)
 
     def restore(self, weights: fp4_moe.PreparedWeights) -> None:
         """Codes and scales as the checkpoint has them, in place."""
         fp4_moe.restore(weights)
+
+    def says(self, prefix: str, wide: bool, unknown: bool) -> tuple[object, str] | None:
+        """A line for the log about the variant chosen, and the key under which it is said once."""
+        if wide:
+            said = f"{RUNNER} takes its wide-range kernel for {prefix}: scales are outside 2^-27 to 2^65"
+            return ("wide", prefix), said
+        if unknown:
+            said = "CUDA graphs are captured before the experts' scales are known"
+            return ("wide", "unknown"), f"{RUNNER} takes its wide-range kernel: {said}"
+        return None
 
 
 class Sm120Mxfp4MoEMethod(Sm120MoEMethod):
@@ -78,28 +89,13 @@ class Sm120Mxfp4MoEMethod(Sm120MoEMethod):
         Raises:
             ValueError: a width is not a multiple of 32, or the model is not bfloat16.
         """
-        for name, size in (("hidden_size", hidden_size), ("intermediate size", intermediate_size_per_partition)):
-            if size % GROUP:
-                raise ValueError(f"{self.prefix}: {name} of a rank is {size}; {RUNNER} needs a multiple of {GROUP}")
-        if params_dtype != torch.bfloat16:
-            raise ValueError(f"{self.prefix}: the model runs in {params_dtype}; {RUNNER} needs --dtype bfloat16")
+        self.check_layer(hidden_size, intermediate_size_per_partition, params_dtype)
         rows13, inter = 2 * intermediate_size_per_partition, intermediate_size_per_partition
         for name, rows, columns in (("w13", rows13, hidden_size), ("w2", hidden_size, inter)):
             codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.int8)
             scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)
-            _register(layer, f"{name}_weight", codes, extra_weight_attrs)
-            _register(
+            register(layer, f"{name}_weight", codes, extra_weight_attrs)
+            register(
                 layer, f"{name}_weight_scale_inv", scales.view(torch.float8_e8m0fnu), extra_weight_attrs | _BLOCK_SCALE
             )
         self.adopt(layer, Mxfp4Format())
-
-
-def _register(layer: torch.nn.Module, name: str, data: torch.Tensor, attributes: dict[str, Any]) -> None:
-    parameter = torch.nn.Parameter(data, requires_grad=False)
-    layer.register_parameter(name, parameter)
-    for key, value in attributes.items():
-        setattr(parameter, key, value)
-
-
-def _bytes(layer: torch.nn.Module, name: str) -> torch.Tensor:
-    return getattr(layer, name).data.view(torch.uint8)
