@@ -192,7 +192,7 @@ OURS = [
     (OVERLAY / "moe/life_cycle.py", "used before process_weights_after_loading"),
     (OVERLAY / "moe/life_cycle.py", "which no other server can read"),
     (ROOT / "patches" / "deepseek_v4_gate.py", "cannot follow; leave "),
-    (OVERLAY / "moe/mxfp4_method.py", "needs --dtype bfloat16"),
+    (OVERLAY / "moe/base.py", "needs --dtype bfloat16"),
     (OVERLAY / "checkpoint/inspection.py", "is cut short or damaged; download it again"),
     (OVERLAY / "checkpoint/inspection.py", "places there; download it again"),
     (OVERLAY / "checkpoint/inspection.py", "and SGLang would read them as "),
