@@ -35,7 +35,7 @@ PARTS: dict[str, dict[str, Part]] = {
     "docs/COMPAT.md": {
         "releases": records.release_list,
         "patches": launches.patch_states,
-        "launches": launches.launches,
+        "launches": launches.usual,
         "elsewhere": launches.elsewhere,
     },
     "docs/UPDATES.md": {"paths": updates.paths, "load-formats": updates.load_formats, "flags": updates.flags},
@@ -46,6 +46,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "speeds": servers.speeds,
         "outcomes": servers.outcomes,
     },
+    "scripts/compat/LAUNCHES.md": {WHOLE: launches.page},
     "benchmarks/README.md": {
         "sm12x": selftests.tables,
         "layer": races.shown,

@@ -14,7 +14,12 @@ MOST = ("instructions_per_weight", "registers", "spills", "shared", "sync_loads"
 
 def name(row: Row) -> str:
     """Weights, activations and tile, as the tables name them."""
-    return f"{row['format']} {row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
+    return f"{weights(row)} {row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
+
+
+def weights(row: Row) -> str:
+    """The format of the weights; receipts of before there were two do not name theirs."""
+    return str(row.get("format", "mxfp4"))
 
 
 def products(row: Row) -> str:
@@ -28,7 +33,7 @@ def grouped(compiled: list[Row], by: Iterable[str]) -> list[list[Row]]:
     keys = list(by)
     groups: dict[str, list[Row]] = {}
     for row in compiled:
-        groups.setdefault(json.dumps([row[key] for key in keys]), []).append(row)
+        groups.setdefault(json.dumps([row.get(key) for key in keys]), []).append(row)
     return list(groups.values())
 
 

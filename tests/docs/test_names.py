@@ -170,7 +170,7 @@ def test_each_symptom_of_a_patch_is_found():
 
 OURS = [
     (OVERLAY / "moe/runners.py", " cannot run here on SM120: "),
-    (OVERLAY / "moe/runners.py", "its kernels are built for SM100 only"),
+    (OVERLAY / "moe/known_kernels.py", "its kernels are built for "),
     (OVERLAY / "patching/records.py", " was not proven on the installed SGLang"),
     (
         OVERLAY / "patching/replace.py",
@@ -192,13 +192,13 @@ OURS = [
     (OVERLAY / "moe/life_cycle.py", "used before process_weights_after_loading"),
     (OVERLAY / "moe/life_cycle.py", "which no other server can read"),
     (ROOT / "patches" / "deepseek_v4_gate.py", "cannot follow; leave "),
-    (OVERLAY / "moe/mxfp4_method.py", "needs --dtype bfloat16"),
+    (OVERLAY / "moe/base.py", "needs --dtype bfloat16"),
     (OVERLAY / "checkpoint/inspection.py", "is cut short or damaged; download it again"),
     (OVERLAY / "checkpoint/inspection.py", "places there; download it again"),
     (OVERLAY / "checkpoint/inspection.py", "and SGLang would read them as "),
     (OVERLAY / "plugin.py", "the visible GPUs differ; routing MoE layers for "),
     (OVERLAY / "commands/plan/command.py", "memory: the weights take at least "),
-    (OVERLAY / "commands/plan/child.py", "SGLang cannot use the home directory ("),
+    (OVERLAY / "commands/plan/complaints.py", "SGLang cannot use the home directory ("),
     (OVERLAY / "commands/doctor/jit_caches.py", " old: a killed compile left it, and the next one waits for it"),
     (OVERLAY / "commands/doctor/jit_caches.py", " is held by process "),
     (OVERLAY / "kernels" / "sm120" / "fp4_moe" / "host" / "tuning.py", "Ignoring the tile table "),

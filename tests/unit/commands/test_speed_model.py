@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.machine_code import listing
 from sglang_sm120.commands.selftest import command as selftest
 from sglang_sm120.commands.selftest import speed_model
 
@@ -38,7 +39,7 @@ def test_the_instructions_are_those_of_the_report():
     receipt = ROOT / "benchmarks" / "receipts" / "sm120-machine-code.json"
     worst = {}
     for row in json.loads(receipt.read_text(encoding="utf-8"))["rows"]:
-        if (row["arch"], row["format"]) == ("sm_120a", "mxfp4"):
+        if (row["arch"], listing.weights(row)) == ("sm_120a", "mxfp4"):
             key = row["mode"], row["tokens"]
             worst[key] = max(worst.get(key, 0.0), row["instructions_per_weight"])
     known = {(m, w): n for m, table in speed_model.INSTRUCTIONS.items() for w, n in table.items()}
