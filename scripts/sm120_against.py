@@ -4,7 +4,8 @@
     sm120_against.py DIR                   the tiles that both have
     sm120_against.py DIR --triton 3.6.0    with this release instead of the installed one (see sm120_report.py)
 
-Names of files, lines and labels of debug information do not count. Exit status 1 if a tile differs or the trees have none in common.
+Names of files, lines and labels of debug information do not count. Exit status 1 if a tile differs or the trees have
+none in common.
 """
 
 from __future__ import annotations
