@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
+"""What Triton makes of the MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
 
     sm120_report.py                        the installed Triton, both architectures, as a table
     sm120_report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sm120_code import TOOLS, broken_limits, measure, tiles, triton_tools
+from sm120_code import TOOLS, broken_limits, measure, orders_of_addition, tiles, triton_tools
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("SGLANG_SM120_HOME", Path.home() / ".cache" / "sglang-sm120")) / "triton"
@@ -42,7 +42,10 @@ def worker(architectures: list[int]) -> list[dict[str, Any]]:
                 continue  # no native block-scaled MMA: the kernels round to MXFP8 and multiply in bf16 there
             row = measure(config, arch)
             rows.append(row | {"broken": broken_limits(row)})
-            print(f"{row['triton']} {row['arch']} {row['kernel']} {row['mode']} {row['tile']}", file=sys.stderr)
+            print(
+                f"{row['triton']} {row['arch']} {row['format']} {row['kernel']} {row['mode']} {row['tile']}",
+                file=sys.stderr,
+            )
     return rows
 
 
@@ -85,18 +88,18 @@ def rows_of(version: str | None, architectures: list[int]) -> list[dict[str, Any
 
 def table(rows: list[dict[str, Any]]) -> str:
     head = (
-        "| Triton | target | product | mode | tile | warps | MMA in SASS | instr./weight | regs | spills | shared | "
-        "CTAs/SM | 16 B copies | sync loads |"
+        "| Triton | target | weights | product | mode | tile | warps | MMA in SASS | instr./weight | regs | spills | "
+        "shared | CTAs/SM | 16 B copies | sync loads |"
     )
-    lines = [head, "|" + "---|" * 14]
+    lines = [head, "|" + "---|" * 15]
     for r in rows:
         mma = ", ".join(f"{n} {op}" + (".SF" if op == "QMMA" and r["scaled_mma"] else "") for op, n in r["mma"].items())
-        lines.append(
-            f"| {r['triton']} | {r['arch']} | {r['kernel']} | {r['mode']} | {r['tile']}{' wide' if r['wide'] else ''} "
-            f"| {r['warps']} | {mma} | {r['instructions_per_weight']} | {r['registers']} | "
-            f"{r['spills']} | {r['shared']} | "
-            f"{r['ctas_per_sm']} | {'yes' if r['weight_copies_16b'] else 'NO'} | {r['sync_loads']} |"
-        )
+        cells = (
+            r["triton"], r["arch"], r["format"], r["kernel"], r["mode"], f"{r['tile']}{' wide' if r['wide'] else ''}",
+            r["warps"], mma, r["instructions_per_weight"], r["registers"], r["spills"], r["shared"], r["ctas_per_sm"],
+            "yes" if r["weight_copies_16b"] else "NO", r["sync_loads"],
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -120,12 +123,18 @@ def main() -> int:
     versions = list(RELEASES) if options.triton == ["all"] else options.triton or [None]
     rows = [row for version in versions for row in rows_of(version, options.arch)]
     broken = [(r, what) for r in rows for what in r["broken"]]
+    orders = orders_of_addition(rows)
     if options.update_readme:
         update_readme(table(rows))
     print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else table(rows))
     for r, what in broken:
-        print(f"BROKEN: {r['triton']} {r['arch']} {r['kernel']} {r['mode']} {r['tile']}: {what}", file=sys.stderr)
-    return int(bool(broken) or not rows)
+        print(
+            f"BROKEN: {r['triton']} {r['arch']} {r['format']} {r['kernel']} {r['mode']} {r['tile']}: {what}",
+            file=sys.stderr,
+        )
+    for what in orders:
+        print(f"BROKEN: tiles add in different orders: {what}", file=sys.stderr)
+    return int(bool(broken or orders) or not rows)
 
 
 if __name__ == "__main__":
