@@ -41,7 +41,8 @@ BREAK = {
 def test_each_limit_can_be_broken(what):
     good = {
         "format": "mxfp4", "tokens": 8, "mode": "mxfp8", "spills": 0, "shared": 20000, "ctas_per_sm": 4,
-        "weight_copies_16b": True, "sync_loads": 0, "whole_words": True, "own_lanes": True, "instructions_per_weight": 1.8, "scaled_mma": True,
+        "weight_copies_16b": True, "sync_loads": 0, "whole_words": True, "own_lanes": True,
+        "instructions_per_weight": 1.8, "scaled_mma": True,
         "mma": {"QMMA": 16},
     }  # fmt: skip
     assert sm120_code.broken_limits(good) == []
