@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Time the MXFP4 MoE layer against other kernels: one process, interleaved, cold L2, CUDA-graph replay.
+"""Time the MoE layer against other kernels: one process, interleaved, cold L2, CUDA-graph replay.
 
     PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --rows table --rehearse 12 --out receipt.json
+    … bench_moe.py --format nvfp4 --shapes v4-flash-tp1,v4-flash-tp2 --routings uniform --rehearse 12
 
 Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked
 against float64 on the same weights before its time counts, for the shape and in each row. A row's graph holds several
@@ -69,7 +70,8 @@ class Check:
         x, ids, probabilities = self.case = case
         self.tokens = torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).long()
         picked = x[self.tokens], *weights, ids[self.tokens], probabilities[self.tokens]
-        self.want = moe.reference.mxfp4_moe(*picked, swiglu_limit=CLAMP)
+        reference = moe.reference.nvfp4_moe if len(weights) == 6 else moe.reference.mxfp4_moe
+        self.want = reference(*picked, swiglu_limit=CLAMP)
 
     def error(self, name: str, got: torch.Tensor) -> float:
         """Raises ValueError beyond the contestant's tolerance."""
@@ -93,18 +95,19 @@ def graphs_of(contestants: dict[str, Any], cases: list[workload.Case], check: Ch
 
 
 def time_row(
-    key: Row, contestants: dict[str, Any], weights: workload.Weights, rates: dict[str, float], samples: int
+    key: Row, contestants: dict[str, Any], weights: workload.Weights, receipt: dict[str, Any], samples: int
 ) -> dict[str, Any]:
     shape, routing, tokens = key
     experts, hidden, inter, top_k = workload.SHAPES[shape]
     calls = workload.calls_for(tokens, top_k) if tokens < 1024 else 2
     cases = [workload.case(tokens, experts, hidden, top_k, routing, seed=i) for i in range(calls)]
-    moved = statistics.mean(workload.bytes_moved(c[1], experts, hidden, inter) for c in cases)
+    moved = statistics.mean(workload.bytes_moved(c[1], experts, hidden, inter, receipt["format"]) for c in cases)
     operations = 6 * tokens * top_k * hidden * inter
     row: dict[str, Any] = {
-        "shape": shape, "tokens": tokens, "routing": routing, "calls": calls, "bytes": moved, "operations": operations,
-        "floor_us": max(moved / rates["copy_bandwidth"], operations / rates["matmul_rate"]) * 1e6, "us": {}, "raw": {},
-        "errors": {}, "failed": {},
+        "format": receipt["format"], "shape": shape, "tokens": tokens, "routing": routing, "calls": calls,
+        "bytes": moved, "operations": operations,
+        "floor_us": max(moved / receipt["copy_bandwidth"], operations / receipt["matmul_rate"]) * 1e6,
+        "us": {}, "raw": {}, "errors": {}, "failed": {},
     }  # fmt: skip
     graphs = graphs_of(contestants, cases, Check(weights, cases[0], ROW_CHECKED_TOKENS), row)
     raw: dict[str, list[float]] = {name: [] for name in graphs}
@@ -162,7 +165,7 @@ def line(row: dict[str, Any], names: list[str]) -> str:
 def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, Any], options: Any) -> None:
     """Build, check and time one shape's rows into the receipt; its weights are freed when this returns."""
     experts, hidden, inter, top_k = workload.SHAPES[shape]
-    weights = workload.random_weights(experts, hidden, inter)
+    weights = workload.random_weights(experts, hidden, inter, options.format)
     failed = receipt["failed"].setdefault(shape, {})
     contestants, receipt["errors"][shape] = build(weights, names, top_k, failed)
     host_case = workload.case(4, experts, hidden, top_k)
@@ -183,11 +186,12 @@ def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=workload.FORMATS, default="mxfp4", help="of the weights")
     parser.add_argument("--rows", choices=PROFILES, help="a set of rows, of which --shapes picks those of its shapes")
     parser.add_argument("--shapes", help="or: all; default: all of --rows, else V4-Flash at TP1, TP2 and TP4")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--routings", default=",".join(workload.ROUTINGS))
-    parser.add_argument("--contestants", default=",".join(n for n, c in CONTESTANTS.items() if c.default))
+    parser.add_argument("--contestants", help="default: most of those that take the format")
     parser.add_argument("--samples", type=int, default=15, help="a row; at most 7 from 1024 tokens on")
     parser.add_argument("--rehearse", type=int, default=0, help="first run all in so many processes: compiles, crashes")
     parser.add_argument("--budget", type=float, default=1e9, help="stop after this many seconds")
@@ -209,20 +213,33 @@ def rows_asked(options: argparse.Namespace) -> list[Row]:
     return rows_of(chosen, options.routings.split(","), [int(t) for t in options.tokens.split(",")])
 
 
+def names_asked(options: argparse.Namespace) -> list[str]:
+    """Raises SystemExit for a contestant that there is not, or not for the format."""
+    able = [n for n, c in CONTESTANTS.items() if options.format in c.formats]
+    if options.contestants is None:
+        return [n for n in able if CONTESTANTS[n].default]
+    names = options.contestants.split(",")
+    for name in names:
+        if name not in able:
+            raise SystemExit(f"--contestants names {name!r}, expected some of {', '.join(able)} for {options.format}")
+    return names
+
+
 def main() -> int:
     options, begun = parsed(), time.time()
     options.deadline = begun + options.budget
-    names = options.contestants.split(",")
+    names = names_asked(options)
     rows = rows_asked(options)
     receipt: dict[str, Any] = {
-        "schema": 2, "kind": "bench_moe", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "schema": 2, "kind": "bench_moe", "format": options.format, "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
         "triton": triton.__version__, "python": platform.python_version(), "command": [Path(a).name for a in sys.argv],
         "versions": versions(names), "commit": options.commit or commit(),
         "units": {"us": "median of raw, microseconds a call"}, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
     }  # fmt: skip
     try:
         if options.rehearse:
-            receipt["failed"] = rehearsal.rehearse(rows, names, options.rehearse)
+            receipt["failed"] = rehearsal.rehearse(rows, names, options.rehearse, options.format)
             print(f"rehearsed in {time.time() - begun:.0f} s: {receipt['failed']}", flush=True)
         receipt |= {"copy_bandwidth": workload.copy_bandwidth(), "matmul_rate": workload.matmul_rate()}
         print(

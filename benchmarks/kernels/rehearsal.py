@@ -4,7 +4,7 @@
 It puts the kernels that are compiled on first use into the caches on disk, in parallel, and finds the contestants that
 end in an error or a crash, so that they cannot take the measurement down with them.
 
-    rehearsal.py SHAPE CONTESTANT TOKENS,TOKENS,...    one such process
+    rehearsal.py SHAPE CONTESTANT TOKENS,TOKENS,... FORMAT    one such process
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def jobs_of(rows: Iterable[tuple[str, str, int]], names: list[str]) -> list[tupl
 
 def memory_of(shape: str) -> float:
     experts, hidden, inter, _ = workload.SHAPES[shape]
-    return experts * 3 * hidden * inter * 17 / 32 * COPIES + CONTEXT
+    return experts * 3 * hidden * inter * 9 / 16 * COPIES + CONTEXT
 
 
-def rehearse(rows: Iterable[tuple[str, str, int]], names: list[str], width: int) -> dict[str, dict[str, str]]:
+def rehearse(
+    rows: Iterable[tuple[str, str, int]], names: list[str], width: int, weights: str = "mxfp4"
+) -> dict[str, dict[str, str]]:
     """Run all jobs, at most `width` at once and within the memory. Returns shape -> contestant -> why it failed."""
     waiting = sorted(jobs_of(rows, names), key=lambda job: -memory_of(job[0]))
     running: list[dict[str, Any]] = []
@@ -58,7 +60,7 @@ def rehearse(rows: Iterable[tuple[str, str, int]], names: list[str], width: int)
                     continue
                 waiting.remove(job)
                 used += memory_of(job[0])
-                running.append(started(*job, Path(logs) / str(len(waiting))))
+                running.append(started(*job, Path(logs) / str(len(waiting)), weights))
             time.sleep(0.1)
             for r in list(running):
                 why = outcome(r)
@@ -70,8 +72,8 @@ def rehearse(rows: Iterable[tuple[str, str, int]], names: list[str], width: int)
     return failed
 
 
-def started(shape: str, name: str, tokens: list[int], log: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, shape, name, ",".join(map(str, tokens))]
+def started(shape: str, name: str, tokens: list[int], log: Path, weights: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, shape, name, ",".join(map(str, tokens)), weights]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     return {"shape": shape, "name": name, "process": process, "log": log, "until": time.time() + SECONDS}
@@ -93,9 +95,9 @@ def outcome(run: dict[str, Any]) -> str | None:
 
 
 def main() -> int:
-    shape, name, tokens = sys.argv[1:]
+    shape, name, tokens, weights = sys.argv[1:]
     experts, hidden, inter, top_k = workload.SHAPES[shape]
-    contestant = CONTESTANTS[name].make(workload.random_weights(experts, hidden, inter), {})
+    contestant = CONTESTANTS[name].make(workload.random_weights(experts, hidden, inter, weights), {})
     for count in map(int, tokens.split(",")):
         try:
             call = contestant.call(workload.case(count, experts, hidden, top_k))

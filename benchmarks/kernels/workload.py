@@ -1,4 +1,4 @@
-"""Random MXFP4 layers, routings and timing shared by the kernel benchmarks. Needs a CUDA GPU."""
+"""Random layers, routings and timing shared by the kernel benchmarks. Needs a CUDA GPU."""
 
 from __future__ import annotations
 
@@ -25,17 +25,31 @@ SHAPES = {  # experts, hidden, intermediate of one rank, top_k
 ROUTINGS = ("uniform", "skewed", "speculative")
 COLD_ROUTES = 64  # up to so many routes, the calls of one graph share no expert
 HOTTEST = 24  # the skewed routing's hottest expert, as a multiple of the mean
-Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Weights = tuple[torch.Tensor, ...]  # in the checkpoint's layout: 4 tensors of MXFP4, 6 of NVFP4
+FORMATS = {"mxfp4": 4.25, "nvfp4": 4.5}  # bits of a weight with its share of the scales
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def random_weights(experts: int, hidden: int, inter: int, seed: int = 0) -> Weights:
-    """Checkpoint layout. With these scales (2**-8 .. 2**-5) a few percent of the gates and ups reach a clamp at 10."""
+def random_weights(experts: int, hidden: int, inter: int, weights: str = "mxfp4", seed: int = 0) -> Weights:
+    """Checkpoint layout. With these scales (2**-8 .. 2**-5) a few percent of the gates and ups reach a clamp at 10.
+
+    NVFP4: gate's and up's global scales are equal, because peers take gate's for both.
+    """
     g = torch.Generator(device=DEVICE).manual_seed(seed)
 
     def draw(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, dtype=torch.uint8, device=DEVICE, generator=g)
 
+    if weights == "nvfp4":
+        factor = 2.0**-6 * (0.75 + 0.5 * torch.rand(2, experts, device=DEVICE, generator=g))
+        return (
+            draw(0, 256, experts, 2 * inter, hidden // 2),
+            draw(0x30, 0x41, experts, 2 * inter, hidden // 16),
+            torch.stack([factor[0]] * 2, 1),
+            draw(0, 256, experts, hidden, inter // 2),
+            draw(0x30, 0x41, experts, hidden, inter // 16),
+            factor[1],
+        )
     return (
         draw(0, 256, experts, 2 * inter, hidden // 2),
         draw(119, 123, experts, 2 * inter, hidden // 32),
@@ -137,7 +151,7 @@ def calls_for(tokens: int, top_k: int) -> int:
     return max(4, min(16, 256 // (tokens * top_k)))
 
 
-def bytes_moved(ids: torch.Tensor, experts: int, hidden: int, inter: int) -> int:
+def bytes_moved(ids: torch.Tensor, experts: int, hidden: int, inter: int, weights: str = "mxfp4") -> int:
     """Weights and scales of the experts hit, input and output."""
     hit = int(ids[(ids >= 0) & (ids < experts)].unique().numel())
-    return hit * 3 * hidden * inter * 17 // 32 + 4 * ids.shape[0] * hidden
+    return hit * int(3 * hidden * inter * FORMATS[weights] / 8) + 4 * ids.shape[0] * hidden

@@ -11,6 +11,7 @@ none in common.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ HALF_SUPERBLOCK = (5120, 2304 // 8, 384, 6)
 
 
 def sm90_tiles(schedule: Any, shapes: Any, tokens: Any) -> list[dict[str, Any]]:
-    """Those that a GPU of SM90 takes for MXFP4 on bf16 activations, as `sm120_code.tiles` describes its own."""
+    """Those that a GPU of SM90 takes for MXFP4 on bf16 activations, as a checkout's `tiles` describes its own."""
     found = []
     for hidden, inter, experts, top_k in shapes:
         for count in tokens:
@@ -39,16 +40,18 @@ def sm90_tiles(schedule: Any, shapes: Any, tokens: Any) -> list[dict[str, Any]]:
 
 
 def compiled_tiles(tree: Path) -> dict[str, str]:
-    """A tile in words -> its PTX, by the kernels and the `sm120_code` of a checkout that is on the path."""
-    sys.path.insert(0, str(next(tree.glob("scripts/**/sm120_code.py")).parent))
-    import sm120_code
+    """A tile in words -> its PTX, by the kernels and the tiles of a checkout that is on the path."""
+    files = (file for name in ("compiled_tile", "sm120_code") for file in tree.glob(f"scripts/**/{name}.py"))
+    file = next(files)
+    sys.path[:0] = [str(tree), str(file.parent)]
+    code = importlib.import_module(file.stem)
 
-    sm120_code.SHAPES = (*sm120_code.SHAPES, HALF_SUPERBLOCK)
-    configs = [(120, c) for c in sm120_code.tiles()]
+    code.SHAPES = (*code.SHAPES, HALF_SUPERBLOCK)
+    configs = [(120, c) for c in code.tiles()]
     schedule = next(
         m for name, m in sys.modules.items() if name.startswith("sglang_sm120.") and name.endswith(".schedule")
     )
-    configs += [(90, c) for c in sm90_tiles(schedule, sm120_code.SHAPES, sm120_code.TOKENS)]
+    configs += [(90, c) for c in sm90_tiles(schedule, code.SHAPES, code.TOKENS)]
     found: dict[str, str] = {}
     for arch, c in configs:
         t = c["tile"]
@@ -57,7 +60,7 @@ def compiled_tiles(tree: Path) -> dict[str, str]:
         numbers = (t.rows, t.tokens, t.stages, t.warps, t.superblocks, t.unroll)
         key = " ".join(map(str, (*names, half, *numbers)))
         if key not in found:
-            found[key] = bare(sm120_code.compile_tile(c, arch).asm["ptx"])
+            found[key] = bare(code.compile_tile(c, arch).asm["ptx"])
     return found
 
 

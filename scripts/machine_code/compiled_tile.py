@@ -234,3 +234,13 @@ def broken_limits(row: dict[str, Any]) -> list[str]:
         "decomposed into bf16 MMAs": row["mode"] == "bf16" or "HMMA" not in row["mma"],
     }
     return [what for what, good in checks.items() if not good]
+
+
+def orders_of_addition(rows: list[dict[str, Any]]) -> list[str]:
+    """In words, where tiles that may take each other's place would not add in the same order."""
+    widths: dict[tuple[str, ...], set[int]] = collections.defaultdict(set)
+    for row in rows:
+        if not row["wide"]:
+            key = tuple(row[name] for name in ("triton", "arch", "format", "mode"))
+            widths[key] |= set(row["decode_widths"])
+    return [f"{' '.join(key)}: kWidths {sorted(found)}" for key, found in widths.items() if len(found) > 1]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Triton makes of the MXFP4 MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
+"""What Triton makes of the MoE kernels for SM120 and SM121: compiled, disassembled, held to limits; no GPU.
 
     report.py                        the installed Triton, both architectures, as a table
     report.py --triton 3.6.0 3.9.0   these releases instead, fetched with pip into a cache if they are not there
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.machine_code import listing
-from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, tiles, triton_tools
+from scripts.machine_code.compiled_tile import TOOLS, broken_limits, measure, orders_of_addition, tiles, triton_tools
 from sglang_sm120.kernels.sm120 import tile_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,10 @@ def worker(architectures: list[int]) -> list[dict[str, Any]]:
                 continue  # no native block-scaled MMA: the kernels round to MXFP8 and multiply in bf16 there
             row = measure(config, arch)
             rows.append(row | {"broken": broken_limits(row)})
-            print(f"{row['triton']} {row['arch']} {row['kernel']} {row['mode']} {row['tile']}", file=sys.stderr)
+            print(
+                f"{row['triton']} {row['arch']} {row['format']} {row['kernel']} {row['mode']} {row['tile']}",
+                file=sys.stderr,
+            )
     return rows
 
 
@@ -98,12 +101,18 @@ def main() -> int:
     versions = list(RELEASES) if options.triton == ["all"] else options.triton or [None]
     rows = [row for version in versions for row in rows_of(version, options.arch)]
     broken = [(r, what) for r in rows for what in r["broken"]]
+    orders = orders_of_addition(rows)
     if options.receipt:
         options.receipt.write_text(listing.receipt(rows), encoding="utf-8")
     print(json.dumps({"schema": 1, "rows": rows}, indent=1) if options.json else listing.table(rows))
     for r, what in broken:
-        print(f"BROKEN: {r['triton']} {r['arch']} {r['kernel']} {r['mode']} {r['tile']}: {what}", file=sys.stderr)
-    return int(bool(broken) or not rows)
+        print(
+            f"BROKEN: {r['triton']} {r['arch']} {r['format']} {r['kernel']} {r['mode']} {r['tile']}: {what}",
+            file=sys.stderr,
+        )
+    for what in orders:
+        print(f"BROKEN: tiles add in different orders: {what}", file=sys.stderr)
+    return int(bool(broken or orders) or not rows)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,8 @@ def test_the_profiles_hold_the_published_shapes(bench_path, monkeypatch):
 
 CHILD = """
 import os, signal, sys, time
-shape, name, tokens = sys.argv[1:]
+shape, name, tokens, weights = sys.argv[1:]
+assert weights == "mxfp4"
 log = open({log!r}, "a")
 print("start", shape, name, tokens, file=log, flush=True)
 time.sleep(0.3)

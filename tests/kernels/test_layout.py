@@ -16,7 +16,7 @@ from sglang_sm120.kernels.sm120 import fp4_moe as moe
 from sglang_sm120.kernels.sm120.fp4_moe import runtime
 from sglang_sm120.kernels.sm120.fp4_moe.device.product_wgmma import _scaled_weights
 from sglang_sm120.kernels.sm120.fp4_moe.host import program
-from sglang_sm120.kernels.sm120.fp4_moe.weights import layout
+from sglang_sm120.kernels.sm120.fp4_moe.weights import layout, nvfp4
 
 SHAPES = [(1, 32, 32), (2, 96, 64), (3, 64, 96), (2, 160, 288), (1, 352, 192), (2, 256, 576)]
 
@@ -180,13 +180,12 @@ def ptx_on_cpu(monkeypatch):
 
 
 @runtime.kernel
-def scaled_weights(words_ptr, pairs_ptr, out_ptr, BN: tl.constexpr, SB: tl.constexpr):
+def scaled_weights(words_ptr, scales_ptr, out_ptr, BN: tl.constexpr, SB: tl.constexpr, NV: tl.constexpr):
     row, superblock = tl.arange(0, BN)[:, None], tl.arange(0, SB)[None, :]
     words = tl.load(words_ptr + row * (SB * 8) + tl.arange(0, SB * 8)[None, :])
-    pairs = tl.load(pairs_ptr + row * SB + superblock).to(tl.int32)
-    tl.store(
-        out_ptr + row * (SB * 64) + tl.arange(0, SB * 64)[None, :], _scaled_weights(words, pairs, BN, SB, False, True)
-    )
+    scales = tl.load(scales_ptr + row * SB + superblock).to(tl.int32)
+    made = _scaled_weights(words, scales, BN, SB, NV, True)
+    tl.store(out_ptr + row * (SB * 64) + tl.arange(0, SB * 64)[None, :], made)
 
 
 @pytest.mark.parametrize("superblocks", [1, 2])
@@ -199,10 +198,27 @@ def test_wgmma_weights_are_exact_with_every_scale_that_is_not_wide(superblocks, 
     words = packed(codes).to(torch.int32)
     assert int(words.min()) < 0
     pairs = (scale[..., 0] | scale[..., 1] << 8).to(torch.int32).to(torch.int16)
-    scaled_weights.interpret((1,), [words, pairs, out], {"BN": rows, "SB": superblocks})
+    scaled_weights.interpret((1,), [words, pairs, out], {"BN": rows, "SB": superblocks, "NV": False})
     blocks = codes.reshape(rows, superblocks, 8, 2, 4).transpose(2, 3).reshape(rows, superblocks, 2, 32)
     want = E2M1[blocks[..., list(layout.WGMMA_ORDER)]] * torch.exp2(scale[..., None].double() - 127 - 64)
     assert torch.equal(out.double(), want.reshape(rows, -1))
+
+
+@pytest.mark.parametrize("superblocks", [1, 2])
+def test_wgmma_weights_are_exact_with_every_scale_of_nvfp4(superblocks, ptx_on_cpu):
+    """As the GPU decodes and scales them: every code under the 126 scales above 0, times 2**-7."""
+    rows = 64 // superblocks
+    codes = torch.cat([every_code_everywhere()] * 2)[torch.randperm(512, generator=torch.Generator().manual_seed(1))]
+    out = torch.empty(rows, superblocks * 64, dtype=torch.bfloat16)
+    for first in (1, 63):
+        scale = (torch.arange(256) % 64 + first).to(torch.uint8).reshape(rows, superblocks, 4)
+        scales = nvfp4.to_e5m3(scale).contiguous().view(torch.int32)
+        given = [packed(codes).to(torch.int32), scales, out]
+        scaled_weights.interpret((1,), given, {"BN": rows, "SB": superblocks, "NV": True})
+        blocks = codes.reshape(rows, superblocks, 8, 2, 4).transpose(2, 3).reshape(rows, superblocks, 2, 32)
+        want = E2M1[blocks] * scale.view(torch.float8_e4m3fn).double().repeat_interleave(16, -1).view(blocks.shape)
+        want = want[..., list(layout.WGMMA_ORDER)].reshape(rows, -1) * 2.0**-7
+        assert torch.equal(out.double(), want)
 
 
 def test_the_products_of_sm90_as_the_gpu_computes_them(ptx_on_cpu, sm90):

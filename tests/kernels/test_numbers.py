@@ -39,6 +39,21 @@ def test_every_code_with_every_scale_byte(device):
     assert (got.abs()[~representable & ~want.isnan()] >= 2.0**126).all()
 
 
+@pytest.mark.parametrize("byte", [200, 254])
+def test_the_smallest_normal_activations_meet_every_scale(byte, device):
+    """x = 2**-126 under the largest scales counts as much as x = 1 under a middle one."""
+    tensors = list(random_layer(3, 96, 64, 21, device))
+    tensors[1].fill_(byte)
+    x, ids, weights = random_call(5, 2, 3, 96, 22, device)
+    x = x.sign() * 2.0**-126
+    want = moe.reference.mxfp4_moe(x, *tensors, ids, weights)
+    w = moe.prepare_mxfp4(*tensors)
+    assert w.wide_scales
+    y = moe.fp4_moe(x, w, ids, weights)
+    assert float(want.norm()) > 0
+    assert relative(y, want) <= 3e-3
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 @pytest.mark.parametrize("activation", ["bf16", "mxfp8"])
 def test_error_against_the_oracle(tokens, activation, device):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from layers import random_nvfp4
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
@@ -179,7 +180,7 @@ def test_a_call_does_not_take_the_launch_of_another():
     assert not torch.equal(together[0], together[1])
 
 
-@pytest.mark.parametrize(("tokens", "activation"), [(3, "bf16"), (60, "bf16"), (60, "mxfp8")])
+@pytest.mark.parametrize(("tokens", "activation"), [(3, "bf16"), (60, "bf16"), (60, "mxfp8"), (3, "nvfp4")])
 def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activation):
     """Each pointer is the tensor or the part of one allocation that the kernel's parameter stands for."""
     spaces = []
@@ -192,6 +193,8 @@ def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activa
     programs, run = [], program.Program.run
     monkeypatch.setattr(program.Program, "run", lambda self, *given: (programs.append(self), run(self, *given)))
     w, (x, ids, weights) = small_layer(), small_call(tokens)
+    if activation == "nvfp4":
+        w, activation = moe.prepare_nvfp4(*random_nvfp4(4, 64, 32, 0, "cpu")), "bf16"
     out = torch.empty_like(x)
     monkeypatch.setattr(torch, "empty", remember)
     moe.fp4_moe(x, w, ids, weights, activation=activation, out=out)
@@ -207,7 +210,8 @@ def test_a_launch_gets_the_right_addresses(recorded, monkeypatch, tokens, activa
         assert len(args) == len(kernel.compiled.params)
         for name, value in zip(kernel.compiled.arg_names, args, strict=True):
             if name == "g_ptr":
-                assert value is None  # MXFP4 has no global scales
+                globals_ = {"gate_up": w.w13_global, "down": w.w2_global}[kernel.__name__]
+                assert value == (None if globals_ is None else globals_.data_ptr())
             elif name.endswith("_ptr") and value not in expected:
                 assert space.data_ptr() <= value < space.data_ptr() + space.numel()
                 assert value % program.ALIGNMENT == 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from scripts.machine_code.compiled_tile import SHAPES
+from sglang_sm120.kernels.sm120.fp4_moe import MXFP4, NVFP4
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 ODD = (
@@ -15,13 +16,18 @@ ODD = (
     *((192, 128, 2, 2), (128, 96, 2, 2), (5120, 2304 // 8, 384, 6)),  # half a tile of rows; half a superblock
 )
 TOKENS = (*range(1, 40), *range(40, 700, 23), *range(700, 8193, 331), 8192)
-MODES = tuple(itertools.product((False, True), repeat=3))  # mxfp8, invariant, wide range
+MODES = tuple(itertools.product((False, True), repeat=4))  # mxfp8, invariant, wide range, NVFP4
 
 
 def plans(shape, fp8=False):
     hidden, inter, experts, top_k = shape
-    for tokens, (mxfp8, invariant, wide) in itertools.product(TOKENS, MODES):
-        work = schedule.Work(tokens, top_k, experts, hidden, inter, mxfp8, fp8 and mxfp8, invariant, wide)
+    for tokens, (mxfp8, invariant, wide, nv) in itertools.product(TOKENS, MODES):
+        if nv and (mxfp8 or wide):
+            continue
+        work = schedule.Work(
+            tokens, top_k, experts, hidden, inter, mxfp8=mxfp8, fp8=fp8 and mxfp8, invariant=invariant, wide_range=wide,
+            format=NVFP4 if nv else MXFP4,
+        )  # fmt: skip
         for sms, sm90 in ((24, False), (70, False), (188, False), (132, True)):
             yield work, schedule.plan(work, sms, sm90)
 

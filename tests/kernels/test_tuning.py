@@ -78,6 +78,18 @@ def test_a_table_serves_token_counts_up_to_its_own(pretend_gpu):
     assert Tile(64, 8, 2, 1) not in (tiles[2], tiles[5])
 
 
+def test_a_tile_of_one_format_is_not_the_others(pretend_gpu):
+    """A row without a format is MXFP4's."""
+    rows = [GOOD, GOOD | {"format": "nvfp4", "down": [64, 8, 4, 1, 1]}]
+    (pretend_gpu / HERE.file_name).write_text(json.dumps(TABLE | {"entries": rows}))
+    stages = [
+        tuning.plan(DEVICE, Work(4, 6, 256, 4096, 1024, format=weights)).down.stages
+        for weights in (fp4_moe.MXFP4, fp4_moe.NVFP4)
+    ]
+    assert stages == [2, 4]
+    assert (str(SHAPE), str(tile_tables.shape_of(rows[1]))) == ("256,4096,1024,6", "256,4096,1024,6,nvfp4")
+
+
 def test_while_a_search_runs_the_default_is_the_default(pretend_gpu):
     """Else tiles would be compared with those that an earlier search found."""
     (pretend_gpu / HERE.file_name).write_text(json.dumps(TABLE))

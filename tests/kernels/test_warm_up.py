@@ -72,9 +72,12 @@ def compiled(monkeypatch):
     forget()
 
 
-def layer(inter, hidden=HIDDEN):
+def layer(inter, hidden=HIDDEN, weights=moe.MXFP4):
     """The kernels are not run, so only the sizes count."""
-    return moe.PreparedWeights(*[torch.empty(1, dtype=torch.uint8)] * 4, EXPERTS, hidden, inter, False)
+    factors = torch.empty(EXPERTS, 2) if weights.has_global else None
+    return moe.PreparedWeights(
+        *[torch.empty(1, dtype=torch.uint8)] * 4, EXPERTS, hidden, inter, False, weights, factors, factors
+    )
 
 
 def call(w, x, activation="bf16", **more):
@@ -82,11 +85,13 @@ def call(w, x, activation="bf16", **more):
     moe.fp4_moe(x, w, ids, torch.zeros(len(x), TOP_K), activation=activation, **more)
 
 
-@pytest.mark.parametrize("activation", MODES)
+@pytest.mark.parametrize("activation", [*MODES, "nvfp4"])
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_every_number_of_tokens_is_foreseen(compiled, caplog, tp, activation):
     """1 to 8192 tokens compile nothing more, and nothing was compiled for no call."""
     w, x = layer(2048 // tp), torch.empty(8192, HIDDEN, dtype=torch.bfloat16)
+    if activation == "nvfp4":
+        w, activation = layer(2048 // tp, weights=moe.NVFP4), "bf16"
     done = moe.warm_up(w, TOP_K, activation=activation)
     before = len(compiled)
     assert done.kernels == before <= 20
@@ -105,6 +110,15 @@ def test_every_number_of_tokens_is_foreseen(compiled, caplog, tp, activation):
     assert len(compiled) == before
     assert len(used) == before
     assert not caplog.records
+
+
+def test_a_format_needs_kernels_of_its_own_and_has_no_mxfp8(compiled):
+    moe.warm_up(layer(1024), TOP_K)
+    before = len(compiled)
+    moe.warm_up(layer(1024, weights=moe.NVFP4), TOP_K)
+    assert {name for name, _ in compiled[before:]} == {"gate_up", "down"}
+    with pytest.raises(ValueError, match="activation is 'mxfp8', expected 'bf16' with NVFP4 weights"):
+        moe.warm_up(layer(1024, weights=moe.NVFP4), TOP_K, activation="mxfp8")
 
 
 def test_layouts_of_the_input_are_foreseen(compiled):

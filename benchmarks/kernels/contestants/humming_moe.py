@@ -9,7 +9,7 @@ from .common import CLAMP, Call, Shared
 
 
 class Humming:
-    """SGLang's Humming runner on MXFP4 weights with bf16 activations, in its default form ("indexed" GEMMs).
+    """SGLang's Humming runner with bf16 activations, in its default form ("indexed" GEMMs).
 
     A call is alignment, product, clamped SwiGLU, product and weighted sum, as SGLang launches them.
     """
@@ -19,20 +19,22 @@ class Humming:
         from sglang.srt.layers.moe.moe_runner.humming import HummingMoeQuantInfo, HummingRunnerCore
         from sglang.srt.layers.quantization.humming_utils import prepare_humming_moe_layer
 
-        w13, s13, w2, s2 = (t.clone() for t in weights)  # humming repacks in place where it can
-        experts, rows, half = w13.shape
+        given = [t.clone() for t in weights]  # humming repacks in place where it can
+        names = ["w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"]
+        scale, config = torch.float8_e8m0fnu, {"quant_method": "mxfp4"}
+        if len(given) == 6:
+            names = [*names[:2], "w13_weight_scale_2", *names[2:], "w2_weight_scale_2"]
+            scale, config = torch.float8_e4m3fn, {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        experts, rows, half = given[0].shape
         layer = torch.nn.Module()
-        for name, tensor in (
-            ("w13_weight", w13),
-            ("w13_weight_scale", s13.view(torch.float8_e8m0fnu)),
-            ("w2_weight", w2),
-            ("w2_weight_scale", s2.view(torch.float8_e8m0fnu)),
-        ):
+        for name, tensor in zip(names, given, strict=True):
+            if name.endswith("_scale"):
+                tensor = tensor.view(scale)
             layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
         layer.num_local_experts, layer.hidden_size = experts, 2 * half
         layer.intermediate_size_per_partition, layer.params_dtype = rows // 2, torch.bfloat16
         layer.with_bias, layer.layer_name = False, "experts"
-        prepare_humming_moe_layer(layer, {"quant_method": "mxfp4"})
+        prepare_humming_moe_layer(layer, config)
         self.info = HummingMoeQuantInfo(layer=layer)
         self.core = HummingRunnerCore(
             MoeRunnerConfig(

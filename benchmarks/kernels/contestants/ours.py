@@ -17,7 +17,8 @@ class Ours:
         self, weights: Weights, shared: Shared, activation: str = "bf16", batch_invariant: bool = False
     ) -> None:
         if "ours" not in shared:
-            shared["ours"] = moe.prepare_mxfp4(*(t.clone() for t in weights))
+            prepare = moe.prepare_nvfp4 if len(weights) == 6 else moe.prepare_mxfp4
+            shared["ours"] = prepare(*(t.clone() for t in weights))
         self.w = shared["ours"]
         self.options = {"activation": activation, "batch_invariant": batch_invariant}
 
