@@ -15,6 +15,7 @@ import collections
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,8 @@ from typing import Any
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 CODES = ("sm_120a", "sm_121a", "own")
 CALLS = Path(__file__).with_name("sanitize_calls.py")
-SOURCES = Path(__file__).resolve().parents[2] / "kernels" / "sm120"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "kernels" / "sm120"
 FINISHED = "calls ran for"  # what the calls print last
 # A finding begins with a line of its own, and names its kernel there or in one of the next lines.
 _KINDS = "Invalid|Uninitialized|Race|Barrier|Divergent|Program hit|Potential|Warp|Misaligned|Malloc|Host API|Address"
@@ -83,7 +85,9 @@ def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, 
     """The calls under a tool; without one they only compile."""
     command = [sys.executable, str(CALLS), "--code", code]
     command = [sanitizer, "--tool", tool, "--print-limit", "100000", *command] if tool else [*command, "--compile"]
-    env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    paths = [str(ROOT / "overlay"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTHONPATH": os.pathsep.join(paths)}
+    env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # so that each tensor's end is the end of its memory
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     names = re.search(r"^kernels: (.*)$", done.stdout, re.M)
     mine, others, explained = findings(done.stdout, set(names[1].split()) if names else set(), tool)
@@ -101,7 +105,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--codes", nargs="+", choices=CODES, default=CODES)
-    parser.add_argument("--sanitizer", default="compute-sanitizer", help="its program")
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    parser.add_argument("--sanitizer", default=found, help="its program (%(default)s)")
     parser.add_argument("--out", type=Path, help="a receipt as JSON")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(12) as pool:
