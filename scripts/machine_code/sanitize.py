@@ -15,6 +15,7 @@ import collections
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,30 +26,53 @@ from typing import Any
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 CODES = ("sm_120a", "sm_121a", "own")
 CALLS = Path(__file__).with_name("sanitize_calls.py")
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "kernels" / "sm120"
 FINISHED = "calls ran for"  # what the calls print last
-# A finding begins with a line of its own, and names its kernel in one of the next lines.
-_FINDING = re.compile(r"^========= (?:Error: |Warning: )?(Invalid|Uninitialized|Race|Barrier|Divergent|Program hit|Potential|Warp|Misaligned|Malloc)(.*)$")  # fmt: skip  # noqa: E501
-_KERNEL = re.compile(r"^=========\s+(?:at|Write Thread|Read Thread|and|in kernel)?.*?\b(?:at|in|kernel)\s+(?:void\s+)?([\w:]+)")  # fmt: skip  # noqa: E501
+# A finding begins with a line of its own, and names its kernel there or in one of the next lines.
+_KINDS = "Invalid|Uninitialized|Race|Barrier|Divergent|Program hit|Potential|Warp|Misaligned|Malloc|Host API|Address"
+_FINDING = re.compile(rf"^========= (?:Error: |Warning: )?((?:{_KINDS})\b.*)$")
+_KERNEL = re.compile(r"\b(?:at|in|kernel) (?:void )?([A-Za-z_][\w:]*)")
+_PLACE = re.compile(r" in (?:\S*/)?(\w+\.py):(\d+)")
 _SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
 
-def findings(text: str, ours: set[str]) -> tuple[collections.Counter[str], collections.Counter[str]]:
-    """(in our kernels, elsewhere): how often what was found, under `kernel: first line`."""
+# Reads that a tool rightly reports and that are meant: (tool, text of the source line) -> why.
+EXPLAINED = {
+    ("initcheck", "tl.load(entry"): "a program without a group reads its entry of the table, which nobody has written, "
+    "beside the number of groups, not after it; the values are dropped",
+}
+
+
+def explanation(tool: str | None, line: str) -> str | None:
+    """Why a finding at the place that a line names is none."""
+    place = _PLACE.search(line)
+    file = next(SOURCES.rglob(place[1]), None) if place else None
+    if not place or not file:
+        return None
+    source = file.read_text(encoding="utf-8").splitlines()[int(place[2]) - 1]
+    return next((why for (t, words), why in EXPLAINED.items() if t == tool and words in source), None)
+
+
+def findings(text: str, ours: set[str], tool: str | None = None) -> tuple[collections.Counter[str], ...]:
+    """(in our kernels, elsewhere, explained): how often what was found, under `kernel: first line` or the reason."""
     mine: collections.Counter[str] = collections.Counter()
     others: collections.Counter[str] = collections.Counter()
+    explained: collections.Counter[str] = collections.Counter()
     pending = ""
-    for line in text.splitlines():
+    for line in [*text.splitlines(), "========= Invalid end"]:
         if first := _FINDING.match(line):
-            if pending:  # it named no kernel: nobody's, so ours until shown otherwise
+            if pending:  # it named no kernel, and may be ours
                 mine[f"unnamed: {pending}"] += 1
-            pending = (first[1] + first[2]).strip()
-        elif pending and (kernel := _KERNEL.match(line)):
-            name = kernel[1]
-            (mine if name in ours else others)[f"{name}: {pending}"] += 1
+            pending = first[1].strip()
+        elif not line.startswith("========="):
+            continue
+        if pending and (kernel := _KERNEL.search(line)):
+            why = explanation(tool, line) if kernel[1] in ours else None
+            found = explained if why else mine if kernel[1] in ours else others
+            found[why or f"{kernel[1]}: {_KERNEL.split(pending)[0].strip()}"] += 1
             pending = ""
-    if pending:
-        mine[f"unnamed: {pending}"] += 1
-    return mine, others
+    return mine, others, explained
 
 
 def summary(text: str) -> int | None:
@@ -61,15 +85,18 @@ def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, 
     """The calls under a tool; without one they only compile."""
     command = [sys.executable, str(CALLS), "--code", code]
     command = [sanitizer, "--tool", tool, "--print-limit", "100000", *command] if tool else [*command, "--compile"]
-    env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    paths = [str(ROOT / "overlay"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTHONPATH": os.pathsep.join(paths)}
+    env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # so that each tensor's end is the end of its memory
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     names = re.search(r"^kernels: (.*)$", done.stdout, re.M)
-    mine, others = findings(done.stdout, set(names[1].split()) if names else set())
+    mine, others, explained = findings(done.stdout, set(names[1].split()) if names else set(), tool)
     row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in done.stdout, "status": done.returncode}
-    row |= {"found": dict(mine), "elsewhere": dict(others), "counted_by_tool": summary(done.stdout)}
+    row |= {"found": dict(mine), "elsewhere": dict(others), "explained": dict(explained)}
+    row |= {"counted_by_tool": summary(done.stdout)}
     row["kernels"] = sorted(set(names[1].split())) if names else []
     silent = tool is not None and row["counted_by_tool"] is None
-    uncounted = bool(row["counted_by_tool"]) and not mine and not others
+    uncounted = bool(row["counted_by_tool"]) and not (mine or others or explained)
     row["ok"] = row["finished"] and not mine and not silent and not uncounted
     return row | ({} if row["ok"] else {"output": done.stdout[-4000:]})
 
@@ -78,7 +105,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--codes", nargs="+", choices=CODES, default=CODES)
-    parser.add_argument("--sanitizer", default="compute-sanitizer", help="its program")
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    parser.add_argument("--sanitizer", default=found, help="its program (%(default)s)")
     parser.add_argument("--out", type=Path, help="a receipt as JSON")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(12) as pool:
@@ -87,7 +115,8 @@ def main() -> int:
         rows += pool.map(lambda job: calls(job[0], cache, job[1], a.sanitizer), jobs)
     for r in rows:
         found = "; ".join(f"{n} x {what}" for what, n in r["found"].items()) or "nothing"
-        more = f"; elsewhere {sum(r['elsewhere'].values())}" if r["elsewhere"] else ""
+        counts = {what: sum(r[what].values()) for what in ("elsewhere", "explained")}
+        more = "".join(f"; {what} {n}" for what, n in counts.items() if n)
         print(f"{'ok ' if r['ok'] else 'RED'} {r['code']:<8} {r['tool'] or 'compiled':<10} {found}{more}")
         if not r["ok"]:
             print(r["output"])

@@ -132,7 +132,7 @@ class Sm120Code:
             finally:
                 now.key = None
 
-        def make_cubin(backend: Any, src: str, metadata: Any, opt: Any, capability: int) -> bytes:
+        def make_cubin(backend: Any, src: str, metadata: Any, opt: Any, capability: int) -> Any:
             key = getattr(now, "key", None)
             if key is None:
                 return own_cubin(backend, src, metadata, opt, capability)

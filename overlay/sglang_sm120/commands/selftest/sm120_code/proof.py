@@ -173,6 +173,8 @@ def prove(
         errors += [f"{tile}: in use and not run" for tile in missing]
         if breaks:
             document["broken"] = {"what": breaks, "places": sum(m.broken for m in code.made.values())}
+    for row in (*rows, *beyond):
+        del row["tiles"]  # said by the tiles themselves
     return document | {"tiles": tiles, "cases": rows, "beyond_32_bits": beyond, "errors": errors}
 
 
@@ -198,8 +200,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if a.out:
         a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for error in document["errors"]:
-        progress(f"ERROR {error}")
+    for problem in document["errors"]:
+        progress(f"ERROR {problem}")
     print(f"Triton {document['triton']} {a.arch}: {len(document['tiles'])} tiles, {len(document['cases'])} cases, "
           f"{len(document['errors'])} errors")  # fmt: skip
     return 1 if document["errors"] else 0
