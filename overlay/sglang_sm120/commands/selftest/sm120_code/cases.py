@@ -144,7 +144,8 @@ def enumerate_cases(layers: Iterable[Layer], sms: int, device: Any) -> dict[Case
 
 def fewest(found: dict[Case, frozenset[str]]) -> dict[Case, frozenset[str]]:
     """Of these cases enough to use each tile once, the first that do."""
-    kept, used = {}, set()
+    kept: dict[Case, frozenset[str]] = {}
+    used: set[str] = set()
     for case, tiles in found.items():
         if not tiles <= used:
             kept[case] = tiles

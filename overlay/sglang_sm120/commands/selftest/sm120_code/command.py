@@ -87,7 +87,8 @@ def _prove(
     finally:
         process.kill()  # whatever ends this command ends them too
     if out.is_file():
-        return json.loads(out.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return found
     error = f"its process ended with status {status}: {last}"
     return {"triton": path.name if path else "installed", "arch": arch, "tiles": [], "cases": [], "errors": [error]}
 

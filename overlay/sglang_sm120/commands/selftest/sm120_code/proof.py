@@ -198,8 +198,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if a.out:
         a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for error in document["errors"]:
-        progress(f"ERROR {error}")
+    for fault in document["errors"]:
+        progress(f"ERROR {fault}")
     print(f"Triton {document['triton']} {a.arch}: {len(document['tiles'])} tiles, {len(document['cases'])} cases, "
           f"{len(document['errors'])} errors")  # fmt: skip
     return 1 if document["errors"] else 0
