@@ -38,7 +38,7 @@ def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.
     try:
         opener = _DIRECT if _is_this_machine(urlsplit(url).hostname or "") else urllib.request.build_opener()
         with opener.open(request, timeout=timeout_s) as answer:
-            return answer.read()
+            return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise StatusError(error.code, error.read(300).decode(errors="replace").strip()) from error
     except urllib.error.URLError as error:

@@ -28,7 +28,7 @@ class _Finder(MetaPathFinder):
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)  # importlib, too, passes over others
-            spec = find(fullname, path, target) if find is not None else None
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Then(spec.loader, spec.name, self.actions)

@@ -135,12 +135,12 @@ class Sm120Code:
         def make_cubin(backend: Any, src: str, metadata: Any, opt: Any, capability: int) -> Any:
             key = getattr(now, "key", None)
             if key is None:
-                return own_cubin(backend, src, metadata, opt, capability)
+                return bytes(own_cubin(backend, src, metadata, opt, capability))
             done = substitute.for_sm90(src)
             text, places = mutations.broken(done.text, self.breaks) if self.breaks else (done.text, 0)
             self.made[key] = Made(done.replaced, places)
             # The backend keeps its own target, and so the assembler that knows SM120's PTX; it knows SM90 too.
-            return own_cubin(backend, text, metadata, opt, 10 * NEEDED[0] + NEEDED[1])
+            return bytes(own_cubin(backend, text, metadata, opt, 10 * NEEDED[0] + NEEDED[1]))
 
         _put(stack, driver, "get_current_target", lambda: target if getattr(now, "key", None) else own_target())
         _put(stack, runtime.Kernel, "ready", ready)
