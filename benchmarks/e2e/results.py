@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.e2e import updates
+
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Greedy tokens of two servers on the same prompts, and their logprobs as far as the tokens agree."""
@@ -59,7 +61,7 @@ def gpu(used: list[str]) -> str:
 
 
 def as_expected(result: dict[str, Any]) -> bool:
-    """Whether a server became ready, or ended with the message that it should end with and left no process.
+    """Whether a server became ready, and took other weights, or ended with what it should say and left no process.
 
     One that this machine cannot try does not count.
     """
@@ -67,7 +69,8 @@ def as_expected(result: dict[str, Any]) -> bool:
         return True
     if result.get("outcome") not in (result["expected"], None):
         return False
-    return bool(result.get("said", True)) and not result.get("left")
+    changed = all(updates.holds(step) for step in result.get("updates", []))
+    return changed and bool(result.get("said", True)) and not result.get("left")
 
 
 def comparisons(results: dict[str, Any]) -> dict[str, Any]:

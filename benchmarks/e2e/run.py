@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay"))  # only
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.e2e import client, faults, workloads
+from benchmarks.e2e import updates as changing
 from benchmarks.e2e.results import as_expected, comparisons, gpu, versions
 from benchmarks.e2e.servers import gpus, ports
 from benchmarks.e2e.servers.launches import GROUPS, LAUNCHES, Launch
@@ -41,12 +42,14 @@ def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> N
     damaged = {kind for kind in kinds if kind.rpartition("-")[2] in faults.DAMAGES}
     good = sorted(kinds - damaged | {kind.rpartition("-")[0] for kind in damaged})
     updated = {launch.kind for launch in launches if launch.updated and updates}
+    seeded = sorted({(launch.kind, launch.seed) for launch in launches if launch.seed})
     needed = {launch: workloads.has_any(launch, updates) for launch in launches}
     run.keep_back(workloads.seconds(launches, run.share, rounds, updates))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run.write_checkpoint, good))
         list(pool.map(run.write_checkpoint, sorted(damaged)))
-        later = [pool.submit(run.write_checkpoint, kind, workloads.OTHER_SEED) for kind in updated]
+        list(pool.map(run.write_checkpoint, *zip(*seeded, strict=True)) if seeded else [])
+        later = [pool.submit(run.write_checkpoint, kind, changing.OTHER_SEED) for kind in updated]
         try:
             watchers = {
                 la: threading.Thread(target=run.watch, args=(la, n, needed[la])) for n, la in enumerate(launches)
@@ -61,7 +64,7 @@ def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> N
             for job in later:
                 job.result(timeout=max(1.0, run.left))
             if updates:
-                workloads.updates(run, launches)
+                changing.updates(run, launches)
             workloads.kills(run, launches)
             for watcher in watchers.values():
                 watcher.join()
@@ -95,7 +98,7 @@ def main() -> int:
     launches = [la for la in LAUNCHES if (la.name in a.only if a.only else la.group in a.groups)]
     try:
         used = gpus.used(launches, os.environ.get(gpus.VARIABLE))
-        ports.check(a.port, len(launches))
+        ports.check(a.port, len(launches) + sum(launch.updated for launch in launches))
     except ValueError as error:
         parser.error(str(error))
     document: dict[str, Any] = {

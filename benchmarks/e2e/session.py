@@ -100,7 +100,7 @@ class Run:
             launch = dataclasses.replace(launch, env=env)
         server = Server(
             launch,
-            self.model(launch.kind),
+            self.model(launch.kind, launch.seed),
             ports.port(self.port, number),
             self.out,
             self.caches,

@@ -1,8 +1,9 @@
 """Weights that change under a running server: its answers afterwards are those of a server started on them.
 
-Each launch that is `updated` gets a twin: the same flags, started on the other checkpoint. The first server is updated
-to that checkpoint, once more to the same, and back. Compared are greedy tokens and the log probabilities of each, which
-two servers with the same weights agree on: the kernels are deterministic, so what differs is left over from elsewhere.
+Each launch that is `updated` has a twin: the same flags, started on the other checkpoint, together with the others
+where there is a launch of that name, else now. The first server is updated to that checkpoint, once more to the same,
+and back. Compared are greedy tokens and the log probability of each, in which two servers with the same weights agree:
+the kernels are deterministic, so what differs is left over from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import asks
-import ports
-from launches import Launch
-from server import Server
-
-if TYPE_CHECKING:
-    from run import Run
+from benchmarks.e2e import client
+from benchmarks.e2e.servers import ports
+from benchmarks.e2e.servers.launches import Launch
+from benchmarks.e2e.servers.server import Server
+from benchmarks.e2e.session import Run
 
 OTHER_SEED = 1  # of the twin's weights
 CLOSE = 1e-3  # in a log probability
@@ -30,7 +29,9 @@ TWIN = "-twin"
 
 def seconds(launches: list[Launch]) -> float:
     """About how long the phase takes."""
-    return (START + UPDATE * len(STEPS)) * sum(launch.updated for launch in launches)
+    names = {launch.name for launch in launches}
+    alone = sum(launch.updated and launch.name + TWIN not in names for launch in launches)
+    return START * alone + UPDATE * len(STEPS) * sum(launch.updated for launch in launches)
 
 
 def updates(run: Run, launches: list[Launch]) -> None:
@@ -53,7 +54,8 @@ def _update(run: Run, launch: Launch, number: int) -> None:
     """All steps on one server."""
     url = run.servers[launch.name].url
     expected = {0: _answers(url, run.left)}
-    twin = _twin(run, launch, number)
+    present = launch.name + TWIN in run.serving()
+    twin = run.servers[launch.name + TWIN] if present else _twin(run, launch, number)
     if twin is None:
         run.leave_out(launch.name, "weight updates: the server on the other weights did not become ready")
         return
@@ -64,7 +66,7 @@ def _update(run: Run, launch: Launch, number: int) -> None:
         if run.left < 20:
             run.leave_out(launch.name, f"weight update ({name}): no time was left")
             break
-        step = asks.update(url, str(run.model(launch.kind, seed)), timeout=min(90, run.left))
+        step = client.update(url, str(run.model(launch.kind, seed)), timeout=min(90, run.left))
         steps.append(step | {"step": name, "seed": seed})
         if step["success"]:
             rows = _answers(url, run.left)
@@ -93,8 +95,8 @@ def _twin(run: Run, launch: Launch, number: int) -> Server | None:
 
 def _answers(url: str, left: float) -> list[dict[str, Any]]:
     """Every prompt with log probabilities, after the prefix cache was emptied."""
-    asks.flush(url)
-    return [asks.generate(url, ids, logprobs=True, timeout=max(1.0, min(60.0, left))) for ids in asks.PROMPTS]
+    client.flush(url)
+    return [client.generate(url, ids, logprobs=True, timeout=max(1.0, min(60.0, left))) for ids in client.PROMPTS]
 
 
 def _ids(rows: list[dict[str, Any]]) -> list[Any]:

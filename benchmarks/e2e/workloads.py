@@ -6,14 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
-from benchmarks.e2e import bench, client, faults
+from benchmarks.e2e import bench, client, faults, updates
 from benchmarks.e2e.servers.launches import CHUNK, Launch
 from benchmarks.e2e.session import Run
 
 LOADS = ((1, 8), (4, 24), (8, 48))  # requests at once, and in all
-OTHER_SEED = 1  # of the weights that a running server is updated to
-# Seconds, generous: a load of each size on one server; an update there and back with questions; a kill.
-LOAD, UPDATE, KILL = 10.0, 30.0, 30.0
+# Seconds, generous: a load of each size on one server; a kill.
+LOAD, KILL = 10.0, 30.0
 IMPORTS, BETWEEN = 40.0, 3.0  # of a serving benchmark before its first rate, and beside each rate
 PAGE = 256  # tokens: SGLang's DeepSeek-V4 fills whole pages
 # Seconds at most for a prefill of each size, on all servers at once, before the first benchmark. SGLang compiles for
@@ -22,20 +21,21 @@ WARM = 60.0
 LEAST = 0.3  # of its time, below which a serving benchmark is left out
 
 
-def has_any(launch: Launch, updates: bool) -> bool:
+def has_any(launch: Launch, with_updates: bool) -> bool:
     """Whether a phase needs this server."""
-    return bool(launch.loaded or launch.bench or launch.killed or (launch.updated and updates))
+    return bool(launch.loaded or launch.bench or launch.killed or (launch.updated and with_updates))
 
 
-def seconds(launches: list[Launch], share: float, rounds: int, updates: bool) -> float:
+def seconds(launches: list[Launch], share: float, rounds: int, with_updates: bool) -> float:
     """About how long all phases take."""
     total = LOAD * (rounds + 1) * sum(la.loaded for la in launches) + WARM * any(la.bench for la in launches)
-    return total + _benches_seconds(_bench_rounds(launches), share) + _closing_seconds(launches, updates)
+    return total + _benches_seconds(_bench_rounds(launches), share) + _closing_seconds(launches, with_updates)
 
 
-def _closing_seconds(launches: list[Launch], updates: bool) -> float:
+def _closing_seconds(launches: list[Launch], with_updates: bool) -> float:
     """Of what follows the serving benchmarks."""
-    return UPDATE * updates * sum(la.updated for la in launches) + KILL * sum(la.killed for la in launches)
+    changing = updates.seconds(launches) if with_updates else 0.0
+    return changing + KILL * sum(la.killed for la in launches)
 
 
 def _bench_rounds(launches: list[Launch]) -> list[list[Launch]]:
@@ -57,13 +57,13 @@ def _bench_seconds(launch: Launch, share: float) -> float:
     return IMPORTS + sum(rate_seconds * share + BETWEEN for _, rate_seconds in launch.bench)
 
 
-def benches(run: Run, launches: list[Launch], updates: bool) -> None:
+def benches(run: Run, launches: list[Launch], with_updates: bool) -> None:
     """SGLang's serving benchmark, all rates for shorter where the time would not last for what follows."""
     todo = _up(run, [launch for launch in launches if launch.bench], "serving benchmark")
     rounds = _bench_rounds(todo)
     if not rounds:
         return
-    until = run.until - _closing_seconds(launches, updates)
+    until = run.until - _closing_seconds(launches, with_updates)
     fixed = _benches_seconds(rounds, 0.0)
     rated = _benches_seconds(rounds, run.share) - fixed
     # The first prefills have what the shortest benchmarks leave; what they do not need is the benchmarks'.
@@ -133,24 +133,6 @@ def loads(run: Run, launches: list[Launch], rounds: int) -> None:
                 if number:
                     run.results[name].setdefault("loads", []).append(found | {"round": number})
                     run.say(f"{name}: {at_once} at once, {found['tokens_per_s']} tokens/s")
-
-
-def updates(run: Run, launches: list[Launch]) -> None:
-    """Other weights into running servers, then the first ones again; the answers after each."""
-    for launch in reversed(_up(run, [launch for launch in launches if launch.updated], "weight updates")):
-        name, kind, url = launch.name, launch.kind, run.servers[launch.name].url
-        steps = run.results[name]["updates"] = []
-        for seed in (OTHER_SEED, 0):
-            if run.left < 20 or not (run.model(kind, seed) / "config.json").exists():
-                run.leave_out(name, f"weight update to seed {seed}: no time was left")
-                break
-            step = client.update(url, str(run.model(kind, seed)), timeout=min(60, run.left))
-            steps.append(step | {"seed": seed})
-            run.say(f"{name}: update to seed {seed}: {step['success']}")
-            if not step["success"]:
-                break
-            step["alone"] = [client.generate(url, ids, timeout=min(30, run.left)) for ids in client.PROMPTS[:4]]
-            steps[-1] = step | {"seed": seed}
 
 
 def _up(run: Run, wanted: list[Launch], phase: str) -> list[Launch]:

@@ -171,8 +171,3 @@ def test_a_server_that_should_serve_and_ends_is_reported(tmp_path):
     assert done.returncode == 1
     assert "otherwise than expected: ours-hybrid" in done.stdout
     assert json.loads((tmp_path / "result.json").read_text())["servers"]["ours-hybrid"]["outcome"] == "ended"
-
-
-def test_the_document_is_what_the_receipts_say():
-    done = python(E2E / "document.py", "--check")
-    assert done.returncode == 0, done.stdout

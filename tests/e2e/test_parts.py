@@ -1,6 +1,5 @@
 """Parts of the end-to-end scripts: GPUs, ports, checkpoints of several runs, the time of phases, the document."""
 
-import json
 import os
 import re
 import shutil
@@ -14,17 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.e2e import bench, client, document, session, workloads
+from benchmarks.e2e import bench, client, session, workloads
 from benchmarks.e2e.servers import gpus as server_gpus
 from benchmarks.e2e.servers import launches, ports
 from scripts.checkpoints import make
+from scripts.pages import server_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    "program", ["e2e/run.py", "e2e/receipt.py", "e2e/document.py", "reports/compare.py", "reports/table.py"]
-)
+@pytest.mark.parametrize("program", ["e2e/run.py", "e2e/receipt.py", "e2e/deep.py", "reports/compare.py"])
 def test_a_copied_tree_runs_without_an_environment(tmp_path, program):
     """As on a machine with GPUs and no network: neither this package nor another is where that Python looks."""
     for folder in ("benchmarks", "overlay"):
@@ -140,7 +138,7 @@ def test_the_serving_benchmark_is_cut_to_the_time_that_is_left(monkeypatch, left
     monkeypatch.setattr(bench, "run", measure)
     monkeypatch.setattr(client, "generate", lambda *_, **__: {})
     run = Stopwatch(left, [launch.name for launch in chosen])
-    workloads.benches(run, chosen, updates=True)
+    workloads.benches(run, chosen, with_updates=True)
     names = ["load-stock-mxfp4", "load-ours-mxfp4"]
     if of_each_rate is None:
         assert run.left_out == [(name, "serving benchmark: too little time was left") for name in names]
@@ -172,7 +170,7 @@ def test_first_prefills_that_compile_for_long_leave_time_for_the_benchmark(monke
     monkeypatch.setattr(client, "generate", generate)
     monkeypatch.setattr(bench, "run", measure)
     run = Stopwatch(left, ["tp2-stock-mxfp4"])
-    workloads.benches(run, chosen, updates=False)
+    workloads.benches(run, chosen, with_updates=False)
     if seconds is None:
         assert run.left_out == [("tp2-stock-mxfp4", "serving benchmark: too little time was left")]
         return
@@ -186,7 +184,7 @@ BENCH |= {f"{p}_{what}_ms": 2.5 for what in ("ttft", "tpot", "e2e_latency") for 
 BENCH["accept_length"] = 1.88849
 
 
-def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_left_out(tmp_path):
+def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_left_out():
     server = {
         "says": "a server",
         "env": {},
@@ -209,8 +207,7 @@ def test_a_document_has_both_servers_of_a_rate_below_each_other_and_what_was_lef
     servers["slow"]["log"] = ["read too", *servers["ours"]["log"][1:]]
     about = {"versions": {}, "gpu": "2 x a GPU", "commit": "0" * 40, "date": "2026-01-01", "common_flags": ["--all"]}
     about |= {"servers": servers, "comparisons": {}, "notes": [], "left_out": {"ours": ["a question", "an update"]}}
-    (tmp_path / "a.json").write_text(json.dumps(about))
-    lines = document.render(tmp_path).splitlines()
+    lines = "\n".join(server_run.section("a", about)).splitlines()
     rates = [line.split(" | ")[:2] for line in lines if " | 2.5 | " in line]
     assert rates == [["| `stock`", "4.0"], ["| `ours`", "4.0"], ["| `stock`", "8.0"], ["| `ours`", "8.0"]]
     measured = [line for line in lines if " | 2.5 | " in line]

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-FAKE = Path(__file__).with_name("fake_server.py")
+from benchmarks.e2e import client, session, updates
+from benchmarks.e2e.servers import launches
+
+FAKE = Path(__file__).resolve().parents[1] / "children" / "fake_server.py"
 
 
 @pytest.fixture
-def run(e2e, tmp_path):
+def run(tmp_path):
     """A run with one server that is to be updated, and two checkpoints."""
-    session = e2e("run")
-    launch = next(la for la in e2e("launches").LAUNCHES if la.updated and not la.bench)
+    launch = next(la for la in launches.LAUNCHES if la.updated and not la.bench)
     made = session.Run(tmp_path, tmp_path / "models", tmp_path / "caches", 60, [sys.executable, str(FAKE)], port=21900)
     for seed in (0, 1):
         directory = made.model(launch.kind, seed)
@@ -26,8 +28,7 @@ def run(e2e, tmp_path):
     made.stop()
 
 
-def test_a_server_is_compared_with_one_started_on_the_weights(e2e, run):
-    updates = e2e("updates")
+def test_a_server_is_compared_with_one_started_on_the_weights(run):
     updates.updates(run.run, [run.launch])
     steps = run.run.results[run.launch.name]["updates"]
     assert [(step["step"], step["seed"]) for step in steps] == [("other", 1), ("other again", 1), ("back", 0)]
@@ -36,10 +37,9 @@ def test_a_server_is_compared_with_one_started_on_the_weights(e2e, run):
     assert not run.run.servers[run.launch.name + "-twin"].is_alive()
 
 
-def test_an_update_that_changes_nothing_is_noticed(e2e, run, monkeypatch):
-    updates = e2e("updates")
+def test_an_update_that_changes_nothing_is_noticed(run, monkeypatch):
     done = {"success": True, "message": "done", "seconds": 0.0}
-    monkeypatch.setattr(e2e("asks"), "update", lambda *_a, **_k: dict(done))
+    monkeypatch.setattr(client, "update", lambda *_a, **_k: dict(done))
     updates.updates(run.run, [run.launch])
     first, again, back = run.run.results[run.launch.name]["updates"]
     assert not updates.holds(first)
@@ -47,8 +47,7 @@ def test_an_update_that_changes_nothing_is_noticed(e2e, run, monkeypatch):
     assert updates.holds(back)
 
 
-def test_what_differs_is_told(e2e):
-    updates = e2e("updates")
+def test_what_differs_is_told():
     row = {"ids": [1, 2], "logprobs": [-0.5, -1.0], "spec_accept_length": 1.5}
     near = row | {"logprobs": [-0.5005, -1.0]}
     found = updates.compare([near, row], [row, row]) | {"success": True, "changed": True}

@@ -53,6 +53,7 @@ class Launch:
         kind: of checkpoint, as in `scripts/checkpoints/make.py`, with `-dspark` behind it for that draft, or with the
             name of a damage in `faults.py`.
         says: what it is, in a few words.
+        seed: of the checkpoint's numbers.
         group: launches that a run starts together.
         serves: whether it is expected to become ready.
         ends_with: for one that is not, a pattern that its log must hold.
@@ -77,6 +78,7 @@ class Launch:
     gpus: str = "0"
     loaded: bool = False
     bench: tuple[tuple[float, float], ...] = ()
+    seed: int = 0
     updated: bool = False
     killed: bool = False
     text: bool = False
@@ -191,6 +193,10 @@ NVFP4 = (
     Launch(
         "nvfp4-ours", "hybrid-nvfp4", "hybrid, sm120_triton for target (NVFP4) and draft (MXFP4)", "nvfp4",
         env=OURS_TOO | ALL_SIZES, flags=EAGLE + WINDOWS, text=True, bench=((8.0, 60.0),), updated=True,
+    ),
+    Launch(
+        "nvfp4-ours-twin", "hybrid-nvfp4", "nvfp4-ours, on the other weights", "nvfp4", env=OURS_TOO | ALL_SIZES,
+        flags=EAGLE + WINDOWS, seed=1,
     ),
     Launch("nvfp4-ours-3", "hybrid-nvfp4", "the same, 3 draft steps", "nvfp4", env=OURS_TOO, flags=eagle(3)),
     Launch(
