@@ -22,9 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120.checkpoint import headers_only
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
 
 from benchmarks.e2e import client
 from benchmarks.e2e.results import gpu, versions
@@ -143,6 +142,8 @@ def measure(server: Server, out: Path, until: float) -> dict[str, Any]:
 
 def serve(launch: Launch, out: Path, caches: Path, layers: int, port: int, until: float) -> dict[str, Any]:
     """One server from start to stop; what it showed, or its error."""
+    from sglang_sm120.checkpoint import headers_only
+
     model = out / f"model-{launch.kind}"
     if not model.exists():
         headers_only.write(model, launch.kind, "nextn", layers=layers)

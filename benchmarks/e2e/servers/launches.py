@@ -131,7 +131,7 @@ LOAD = (
     ),
     Launch(
         "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
-        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, updated=True, killed=True,
+        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, killed=True,
     ),
     Launch(
         "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
