@@ -137,6 +137,8 @@ def _gate_up_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Til
         return _grouped_tile(w, width, w.mxfp8)
     each = -(-rows // 32) * active / sms  # programs of 32 rows an SM
     two_steps = has_even_steps(w.hidden)
+    if sm90 and w.format.has_global and each > _resident(sm90):
+        return _busy_tile(each, width)
     if two_steps and not w.mxfp8:
         if each <= _resident(sm90):
             return _few_tile(sm90)
@@ -154,7 +156,18 @@ def _down_tile(w: Work, active: int, width: int, sms: int, sm90: bool) -> Tile:
     each = -(-w.hidden // 32) * active / sms
     if w.inter >= 2048 and has_even_steps(w.inter) and each <= _resident(sm90):
         return _few_tile(sm90)
+    if sm90 and w.format.has_global and w.inter >= 2048:
+        return _busy_tile(each, width)
     return Tile(_rows(w.hidden, active, sms), width)
+
+
+def _busy_tile(each: float, width: int) -> Tile:
+    """NVFP4's on SM90 where programs of 32 rows do not fit on the SMs at once: one step a pass, and soon 64 rows.
+
+    A weight costs one more instruction than in MXFP4, so the loop has no wait left that a second step could hide
+    (benchmarks/NOTES.md, item 14).
+    """
+    return Tile(32, width, stages=4) if each <= 16 else Tile(64, width)
 
 
 def _resident(sm90: bool) -> int:
