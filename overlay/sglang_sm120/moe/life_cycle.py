@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from sglang_sm120.moe.layout_state import Layout, LayoutState
 from sglang_sm120.moe.ledger import ShardLedger
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import built_layers, server_flags
+from sglang_sm120.upstream.protocols import MoeLayer
 
 
 class ExpertFormat(Protocol):
@@ -72,10 +73,14 @@ class ExpertWeights:
     def __init__(self, prefix: str, form: ExpertFormat, layer: torch.nn.Module) -> None:
         self.prefix = prefix
         self.prepared: Any = None
-        self.ledger = ShardLedger(before=self.restore, kinds=form.kinds)
         self.form = form
         self._layer = layer
-        self._parameters = layer._parameters  # a module's attribute lookup would cost a forward more than the check
+        self._fused = cast(MoeLayer, layer)
+        self.ledger = ShardLedger(
+            self.restore, form.kinds, prefix, lambda expert: built_layers.is_shared_expert(self._fused, expert)
+        )
+        # A module's attribute lookup would cost a forward more than the check.
+        self._parameters: dict[str, Any] = layer._parameters
         self._state = LayoutState()
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._was_prepared = self._began_as_dummy = self._is_wide = False
@@ -168,7 +173,7 @@ class ExpertWeights:
         )
 
     def _require_all_rewritten(self) -> None:
-        missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+        missing = self.ledger.missing(built_layers.checkpoint_experts(self._fused))
         if missing:
             raise ValueError(f"{self.prefix}: {self._broken()}. Not loaded since: {_some(missing)}")
         self._state.rewritten()
@@ -180,7 +185,7 @@ class ExpertWeights:
             return
         # Dummy values stand in for what an update leaves out.
         if not self.ledger.is_empty and not self._began_as_dummy:
-            missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+            missing = self.ledger.missing(built_layers.checkpoint_experts(self._fused))
             if missing:
                 raise ValueError(
                     f"{self.prefix}: the checkpoint did not deliver {_some(missing)}; is it complete, and are its "

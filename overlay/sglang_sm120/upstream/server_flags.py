@@ -153,7 +153,7 @@ def loads_dummy_weights(prefix: str) -> bool:
     """Whether the load format of a layer's model leaves packed bytes unset; the draft may have one of its own."""
     of_draft = published("speculative_draft_load_format") if is_draft_prefix(prefix) else None
     found = of_draft or published("load_format")
-    return getattr(found, "value", found) == "dummy"
+    return bool(getattr(found, "value", found) == "dummy")
 
 
 def captures_graphs() -> bool:
