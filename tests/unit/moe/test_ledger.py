@@ -7,7 +7,6 @@ import pytest
 
 from sglang_sm120.moe.ledger import SCALE, SHARDS, WEIGHT, ShardLedger, kind_of
 
-
 PARAM, TENSOR = SimpleNamespace(dtype="a type"), SimpleNamespace(dtype="a type")
 
 
