@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from update_rank import GROUP, Rank, flattened, tensors
 
 from scripts.layers import cpu_ranks

@@ -93,9 +93,11 @@ class ExpertWeights:
         return self._state.layout
 
     def prepare(self) -> bool:
-        """Check what was written and repack it in place; False where the parameters are in the kernel's layout already.
+        """Check what was written and repack it in place; False where there is nothing to do.
 
-        Everything that can be refused is refused before a byte moves.
+        Everything that can be refused is refused before a byte moves. There is nothing to do where the parameters are in
+        the kernel's layout already, and where memory that was released came back with bytes that are no weights: more
+        requests of the update follow, and a forward before the last one is refused.
 
         Raises:
             ValueError: a tensor never arrived, or CUDA graphs were captured for other scales.
@@ -105,7 +107,13 @@ class ExpertWeights:
         if self.layout is Layout.BROKEN:
             self._require_all_rewritten()
         self._fill_or_check()
-        wide = self._variant()
+        try:
+            needs_wide = self.form.is_wide(self._layer)
+        except ValueError as error:
+            if self._came_back():
+                return False
+            raise ValueError(f"{self.prefix}: {error} (each rank counts its experts from 0)") from error
+        wide = self._variant(needs_wide)
         with self._repacking(Layout.PREPARED):
             self.prepared = self.form.prepare(self._layer, wide)
         self._is_wide = wide
@@ -192,19 +200,22 @@ class ExpertWeights:
                     f"experts {self.form.name}?"
                 )
         unfilled = self.form.unfilled(self._layer)
-        if unfilled is not None and not (self._was_prepared and server_flags.releases_weights()):
+        if unfilled is not None and not self._came_back():
             raise ValueError(f"{self.prefix}: {unfilled} has values that were never loaded or are NaN")
 
-    def _variant(self) -> bool:
+    def _came_back(self) -> bool:
+        """Whether the bytes may be those of memory that was released, which are any."""
+        return self._was_prepared and server_flags.releases_weights()
+
+    def _variant(self, wide: bool) -> bool:
         """Whether the general variant of the kernel is to run, which is right for all weights of the format.
 
         CUDA graphs keep the variant that they were captured with. So the general one is taken where graphs are captured
         before the weights are known.
+
+        Args:
+            wide: the weights need it.
         """
-        try:
-            wide = self.form.is_wide(self._layer)
-        except ValueError as error:
-            raise ValueError(f"{self.prefix}: {error}") from error
         if wide and self._frozen is False:
             raise ValueError(
                 f"{self.prefix}: the new weights {self.form.wide_are}, and CUDA graphs were captured with the kernel "
