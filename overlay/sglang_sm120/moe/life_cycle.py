@@ -95,9 +95,9 @@ class ExpertWeights:
     def prepare(self) -> bool:
         """Check what was written and repack it in place; False where there is nothing to do.
 
-        Everything that can be refused is refused before a byte moves. There is nothing to do where the parameters are in
-        the kernel's layout already, and where memory that was released came back with bytes that are no weights: more
-        requests of the update follow, and a forward before the last one is refused.
+        Everything that can be refused is refused before a byte moves. There is nothing to do where the parameters are
+        in the kernel's layout already, and where memory that was released came back with bytes that are no weights:
+        more requests of the update follow, and a forward before the last one is refused.
 
         Raises:
             ValueError: a tensor never arrived, or CUDA graphs were captured for other scales.
