@@ -1,11 +1,12 @@
-"""Load the draft's MoE layer of a checkpoint through SGLang and run it on one rank, without a GPU.
+"""Load the draft's MoE layer of a checkpoint, or the target's first, through SGLang and run it without a GPU.
 
-    python scripts/layers/draft_layer.py MODEL [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
+    python scripts/layers/draft_layer.py MODEL [--role draft] [--tp 2] [--ep 1] [--rank 0] [--tokens 6] [--update]
 
-SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts`, and fills it
-with the weights code of its own DeepSeek-V4 NextN model; our method prepares the bytes and the Triton kernel computes
-them in Triton's interpreter. The result is compared with the float64 oracle on the same shard, read from the files
-directly. Prints one JSON document: method, runner, rank, parameters, bytes held and in the checkpoint, and the errors.
+SGLang resolves the launch as if on SM120, builds its own `FusedMoE` for `model.decoder.mlp.experts` (the target's:
+`model.layers.0.mlp.experts`), and fills it with the weights code of its own DeepSeek-V4 model; our method prepares the
+bytes and the Triton kernel computes them in Triton's interpreter. The result is compared with the float64 oracle on the
+same shard, read from the files directly. Prints one JSON document: method, runner, rank, parameters, bytes held and in
+the checkpoint, and the errors.
 """
 
 from __future__ import annotations
@@ -14,65 +15,89 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from sglang_sm120.commands.plan import one_rank, simulate
 from sglang_sm120.upstream import server_flags
+from sglang_sm120.upstream.server_flags import Role
 
-PREFIX = "model.decoder.mlp.experts"
+PREFIXES: dict[Role, str] = {"draft": "model.decoder.mlp.experts", "target": "model.layers.0.mlp.experts"}
+BLOCKS: dict[Role, str] = {"draft": "mtp.0", "target": "layers.0"}  # in the checkpoint
 
 
 def _flags(tp: int, ep: int) -> list[str]:
     return ["--tp", str(tp), "--ep-size", str(ep), *server_flags.eagle()]
 
 
-def resolve(model: Path, tp: int, ep: int, rank: int) -> Any:
-    """Plugins, flags and configuration, as in the scheduler of a rank."""
+def resolve(model: Path, tp: int, ep: int, rank: int, role: Role = "draft", flags: Sequence[str] = ()) -> Any:
+    """Plugins, flags and configuration of the model in that role, as in the scheduler of a rank."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     from sglang.srt.server_args import prepare_server_args
 
-    server_args = prepare_server_args(["--model-path", str(model), *_flags(tp, ep)])
+    server_args = prepare_server_args(["--model-path", str(model), *_flags(tp, ep), *flags])
     server_flags.resolve(server_args)
     one_rank.publish_as_scheduler(server_args, rank)
-    return server_flags.model_config(server_args, draft_path=str(model))
+    return server_flags.model_config(server_args, draft_path=str(model) if role == "draft" else None)
 
 
-def build(model_config: Any) -> Any:
-    """SGLang's NextN model reduced to its experts; loading is SGLang's, unchanged."""
+def build(model_config: Any, role: Role = "draft") -> Any:
+    """SGLang's NextN model, or its target, reduced to the experts of one block; loading is SGLang's, unchanged."""
     import torch
-    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
-    from sglang.srt.models.deepseek_v4_nextn import DeepseekV4ForCausalLMNextN
+    from sglang.srt.models import deepseek_v4, deepseek_v4_nextn
 
-    class Experts(DeepseekV4ForCausalLMNextN):
+    draft = role == "draft"
+    base = deepseek_v4_nextn.DeepseekV4ForCausalLMNextN if draft else deepseek_v4.DeepseekV4ForCausalLM
+
+    class Experts(base):  # type: ignore[misc, valid-type]
         def __init__(self, config: Any, quant_config: Any) -> None:
             torch.nn.Module.__init__(self)
             self.config, self.quant_config = config, quant_config
             self.num_fused_shared_experts, self.wo_a_fp8 = 0, True
             self.pp_group = _OnlyRank()
-            self.model = torch.nn.Module()
-            self.model.decoder = torch.nn.Module()
-            self.model.decoder.mlp = torch.nn.Module()
-            self.model.decoder.mlp.experts = FusedMoE(
-                num_experts=config.n_routed_experts,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.moe_intermediate_size,
-                layer_id=0,
-                top_k=config.num_experts_per_tok,
-                params_dtype=torch.bfloat16,
-                quant_config=quant_config,
-                prefix=PREFIX,
-                routed_scaling_factor=config.routed_scaling_factor,
-                swiglu_limit=config.swiglu_limit,
-            )
+            self._mhc_prewarmed_at_load = True
+            self.model, block = torch.nn.Module(), torch.nn.Module()
+            block.mlp = torch.nn.Module()
+            block.mlp.experts = _experts(config, quant_config, PREFIXES[role])
+            if draft:
+                self.model.decoder = block
+            else:
+                self.model.layers = torch.nn.ModuleList([block])
+                self.model.start_layer, self.model.end_layer = 0, 1
 
-        def post_load_weights(self, is_nextn: bool = True, weight_names: Any = None) -> None:
+        def post_load_weights(self, is_nextn: bool = draft, weight_names: Any = None) -> None:
             """Nothing but experts here."""
 
-    with one_rank.speculative_context():
+    with one_rank.speculative_context() if draft else nullcontext():
         return Experts(model_config.hf_config, one_rank.quantization_config(model_config))
+
+
+def _experts(config: Any, quant_config: Any, prefix: str) -> Any:
+    import torch
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+
+    return FusedMoE(
+        num_experts=config.n_routed_experts,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.moe_intermediate_size,
+        layer_id=0,
+        top_k=config.num_experts_per_tok,
+        params_dtype=torch.bfloat16,
+        quant_config=quant_config,
+        prefix=prefix,
+        routed_scaling_factor=config.routed_scaling_factor,
+        swiglu_limit=config.swiglu_limit,
+    )
+
+
+def experts_of(model: Any) -> Any:
+    """The FusedMoE of a model that `build` made."""
+    block = model.model.decoder if hasattr(model.model, "decoder") else model.model.layers[0]
+    return block.mlp.experts
 
 
 class _OnlyRank:
@@ -92,8 +117,11 @@ def load(model: Any, model_config: Any) -> None:
     DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
 
 
-def shard(directory: Path, tp: int, ep: int, rank: int) -> tuple[list[Any], int]:
-    """The rank's w13, w13_scale, w2, w2_scale straight from the files, and its first expert."""
+def shard(directory: Path, tp: int, ep: int, rank: int, role: Role = "draft") -> tuple[list[Any], int]:
+    """The rank's w13, w13_scale, w2, w2_scale straight from the files, as bytes, and its first expert.
+
+    NVFP4 experts have their multipliers after each scale, float32 as in `fp4_moe.prepare_nvfp4`.
+    """
     import torch
     from safetensors import safe_open
 
@@ -104,19 +132,20 @@ def shard(directory: Path, tp: int, ep: int, rank: int) -> tuple[list[Any], int]
     first, part = rank // columns * count, rank % columns
 
     def tensor(expert: int, name: str) -> Any:
-        key = f"mtp.0.ffn.experts.{expert}.{name}"
+        key = f"{BLOCKS[role]}.ffn.experts.{expert}.{name}"
         with safe_open(directory / weight_map[key], "pt") as file:
-            whole = file.get_tensor(key).view(torch.uint8)
+            whole = file.get_tensor(key)
         axis = 1 if name.startswith("w2") else 0
-        return whole.chunk(columns, axis)[part]
+        return whole.view(torch.uint8).chunk(columns, axis)[part] if whole.dim() else whole
 
-    experts = range(first, first + count)
-    out = []
-    for kind in ("weight", "scale"):
-        gate_up = [torch.cat([tensor(e, f"w1.{kind}"), tensor(e, f"w3.{kind}")]) for e in experts]
-        down = [tensor(e, f"w2.{kind}") for e in experts]
-        out += [torch.stack(gate_up), torch.stack(down)]
-    return [out[0], out[2], out[1], out[3]], first
+    nvfp4 = f"{BLOCKS[role]}.ffn.experts.0.w1.weight_scale_2" in weight_map
+    gate_up, down = [], []
+    for kind in ("weight", "weight_scale", "weight_scale_2") if nvfp4 else ("weight", "scale"):
+        join = torch.stack if kind == "weight_scale_2" else torch.cat
+        experts = range(first, first + count)
+        gate_up.append(torch.stack([join([tensor(e, f"{w}.{kind}") for w in ("w1", "w3")]) for e in experts]))
+        down.append(torch.stack([tensor(e, f"w2.{kind}") for e in experts]))
+    return [*gate_up, *down], first
 
 
 def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, tokens: int, seed: int) -> float:
@@ -137,25 +166,26 @@ def compare(layer: Any, weights: list[Any], first_expert: int, config: Any, toke
     if not torch.equal(x, before):
         raise SystemExit("the layer overwrote its input")
     here = (ids >= first_expert) & (ids < first_expert + weights[0].shape[0])
-    want = fp4_moe.reference.mxfp4_moe(
+    oracle = fp4_moe.reference.mxfp4_moe if len(weights) == 4 else fp4_moe.reference.nvfp4_moe
+    want = oracle(
         x, *weights, torch.where(here, ids - first_expert, -1), probabilities,
         swiglu_limit=config.swiglu_limit, routed_scaling_factor=config.routed_scaling_factor,
     )  # fmt: skip
     return float((got.double() - want).norm() / want.norm())
 
 
-def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool) -> dict[str, Any]:
+def run(directory: Path, role: Role, tp: int, ep: int, rank: int, tokens: int, update: bool) -> dict[str, Any]:
     """Build, load, run and compare; with `update`, load the files once more as a runtime weight update does."""
     import torch
 
-    model_config = resolve(directory, tp, ep, rank)
-    model = build(model_config)
-    layer, config = model.model.decoder.mlp.experts, model_config.hf_config
+    model_config = resolve(directory, tp, ep, rank, role)
+    model = build(model_config, role)
+    layer, config = experts_of(model), model_config.hf_config
     errors = []
     for seed in range(2 if update else 1):
         load(model, model_config)
-        weights, first = shard(directory, tp, ep, rank)
-        with one_rank.speculative_context(), one_rank.simulated_rank():
+        weights, first = shard(directory, tp, ep, rank, role)
+        with one_rank.speculative_context() if role == "draft" else nullcontext(), one_rank.simulated_rank():
             errors.append(compare(layer, weights, first, config, tokens, seed))
     return {
         "method": type(layer.quant_method).__name__,
@@ -164,7 +194,7 @@ def run(directory: Path, tp: int, ep: int, rank: int, tokens: int, update: bool)
         "ep": ep,
         "rank": rank,
         "parameters": {n: [str(p.dtype), *p.shape] for n, p in layer.named_parameters()},
-        "bytes": sum(p.untyped_storage().nbytes() for p in layer.parameters()),
+        "bytes": sum(p.untyped_storage().nbytes() for n, p in layer.named_parameters() if "input_scale" not in n),
         "checkpoint_bytes": sum(w.nbytes for w in weights),
         "in_place": all(
             t.data_ptr() in {p.data_ptr() for p in layer.parameters()}
@@ -180,6 +210,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
+    parser.add_argument("--role", choices=tuple(PREFIXES), default="draft", help="whose layer")
     for name, default in (("tp", 2), ("ep", 1), ("rank", 0), ("tokens", 6)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--update", action="store_true", help="load a second time, as a runtime weight update does")
@@ -187,7 +218,7 @@ def main() -> int:
     answer_to = os.dup(1)
     os.dup2(2, 1)  # SGLang's own messages must not mix with the answer
     simulate.install("sm120", memory_gib=96)
-    answer = run(a.model, a.tp, a.ep, a.rank, a.tokens, a.update)
+    answer = run(a.model, a.role, a.tp, a.ep, a.rank, a.tokens, a.update)
     os.write(answer_to, (json.dumps(answer, indent=1) + "\n").encode())
     return 0
 

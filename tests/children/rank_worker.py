@@ -1,8 +1,8 @@
-"""One process per rank: SGLang's groups over gloo, its draft layer with our method, its loader, its all-reduce.
+"""One process per rank: SGLang's groups over gloo, a layer of it with our method, its loader, its all-reduce.
 
-Reads {"model", "batches", "runs": [{"name", "tp", "ep", "env", "dies"}], "limit"} on stdin. For each run it forks
-tp processes, gives them `limit` seconds, ends those that are left, and answers {run: [what a rank said, ...]}. A batch
-is the top-k ids of its tokens; `env` and `dies` say what is different on one rank: {"1": {...}}, 1.
+Reads {"model", "batches", "runs": [{"name", "tp", "ep", "role", "env", "dies"}], "limit"} on stdin. For each run it
+forks tp processes, gives them `limit` seconds, ends those that are left, and answers {run: [what a rank said, ...]}. A
+batch is the top-k ids of its tokens; `env` and `dies` say what is different on one rank: {"1": {...}}, 1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,19 @@ def serve(request: dict[str, Any], run: dict[str, Any], rank: int, address: str,
     from sglang_sm120.patching import ranks_agree
 
     ranks_agree.WAIT_S = WAIT
-    model_config = draft_layer.resolve(Path(request["model"]), run["tp"], run["ep"], rank)
+    role, flags = run.get("role", "draft"), run.get("flags", [])
+    model_config = draft_layer.resolve(Path(request["model"]), run["tp"], run["ep"], rank, role, flags)
     cpu_ranks.start_groups(run["tp"], rank, address, GLOO_TIMEOUT)
     config = model_config.hf_config
-    model = draft_layer.build(model_config)
-    layer = model.model.decoder.mlp.experts
+    model = draft_layer.build(model_config, role)
+    layer = draft_layer.experts_of(model)
     said |= {"method": type(layer.quant_method).__name__, "shares": [], "sums": []}
     said["shapes"] = {n: list(p.shape) for n, p in layer.named_parameters()}
     draft_layer.load(model, model_config)
     for seed, ids in enumerate(request["batches"]):
         x, topk_ids, weights = inputs(ids, config.hidden_size, seed)
-        with torch.inference_mode(), cpu_ranks.on_the_cpu(), one_rank.speculative_context():
+        context = one_rank.speculative_context() if role == "draft" else nullcontext()
+        with torch.inference_mode(), cpu_ranks.on_the_cpu(), context:
             share = layer(x, StandardTopKOutput(weights, topk_ids, torch.zeros(len(ids), config.n_routed_experts)))
         if run.get("dies") == rank:
             os._exit(9)

@@ -6,13 +6,13 @@ import dataclasses
 import weakref
 from unittest import mock
 
-from method_checks import E, draw, error, layer_and_method, load, prepared, refused, write
+from layer_formats import E, layer_and_method, load, module, write
+from method_checks import error, prepared, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_sm120.kernels.sm120.fp4_moe.weights import repack
+from sglang_sm120.kernels.sm120 import fp4_moe
+from sglang_sm120.kernels.sm120.fp4_moe.weights import prepare
 from sglang_sm120.upstream import server_flags
-
-PARAMETERS = ("w13_weight", "w13_weight_scale_inv", "w2_weight", "w2_weight_scale_inv")
 
 
 def with_load_format(name):
@@ -22,34 +22,33 @@ def with_load_format(name):
     return get_model().override(load_format=name)
 
 
-def write_directly(torch, layer, tensors):
+def write_directly(torch, form, layer, tensors):
     """As a trainer does that has the parameters' addresses."""
-    spare, _ = layer_and_method(torch)
+    spare, _ = layer_and_method(torch, form)
     load(torch, spare, tensors)
-    for name in PARAMETERS:
+    for name in form.parameters:
         getattr(layer, name).data.view(torch.uint8).copy_(getattr(spare, name).data.view(torch.uint8))
 
 
-def dummies(torch, first):
-    layer, method = layer_and_method(torch)
+def dummies(torch, form, first):
+    layer, method = layer_and_method(torch, form)
     with with_load_format("dummy"):
         method.process_weights_after_loading(layer)
-        yield "dummy values are finite", error(torch, layer, method, held(torch, layer, method))
+        yield "dummy values are finite", error(torch, form, layer, method, held(torch, layer, method))
         load(torch, layer, first)
         method.process_weights_after_loading(layer)
-        yield "dummy, then real", error(torch, layer, method, first)
-        far = draw(torch, 4, low=88, high=98)
+        yield "dummy, then real", error(torch, form, layer, method, first)
+        far = form.far(torch, 4)
         load(torch, layer, far)
         method.process_weights_after_loading(layer)
-        yield "dummy, then scales out of the fast range", error(torch, layer, method, far)
-        layer, method = prepared(torch, first)
-        yield "real under a dummy load format", error(torch, layer, method, first)
-    layer, method = layer_and_method(torch)
+        yield "dummy, then scales out of the fast range", error(torch, form, layer, method, far)
+        layer, method = prepared(torch, form, first)
+        yield "real under a dummy load format", error(torch, form, layer, method, first)
+    layer, method = layer_and_method(torch, form)
     with mock.patch.object(server_flags, "published", of_draft("dummy")):
-        method.process_weights_after_loading(layer)
-        yield "only the draft is dummy", method.weights is not None
+        yield "only the draft is dummy", refused(lambda: method.process_weights_after_loading(layer))
     with with_load_format("dummy"), mock.patch.object(server_flags, "published", of_draft("auto")):
-        layer, method = layer_and_method(torch)
+        layer, method = layer_and_method(torch, form)
         yield "only the target is dummy", refused(lambda: method.process_weights_after_loading(layer))
 
 
@@ -60,44 +59,48 @@ def of_draft(load_format):
 
 
 def held(torch, layer, method):
-    """(expert, shard) -> codes and scales that a layer has now."""
+    """(expert, shard) -> kind -> what a layer has now, of a copy."""
     copies = {f.name: getattr(method.weights, f.name) for f in dataclasses.fields(method.weights)}
     copies |= {n: t.clone() for n, t in copies.items() if isinstance(t, torch.Tensor)}
-    w13, s13, w2, s2 = repack.restore(repack.PreparedWeights(**copies))
-    rows = w13.shape[1] // 2
+    given = fp4_moe.restore(dataclasses.replace(method.weights, **copies))
+    half = len(given) // 2
+    kinds = ("weight", "weight_scale", "weight_scale_2") if half == 3 else ("weight", "weight_scale_inv")
     made = {}
     for e in range(E):
-        made[e, "w1"] = w13[e, :rows], s13[e, :rows]
-        made[e, "w3"] = w13[e, rows:], s13[e, rows:]
-        made[e, "w2"] = w2[e], s2[e]
+        gate_up, down = ([t[e] for t in part] for part in (given[:half], given[half:]))
+        rows = gate_up[0].shape[0] // 2
+        for number, shard in enumerate(("w1", "w3")):
+            cut = [t[number] if t.dim() == 1 else t[number * rows :][:rows] for t in gate_up]
+            made[e, shard] = dict(zip(kinds, cut, strict=True))
+        made[e, "w2"] = dict(zip(kinds, down, strict=True))
     return made
 
 
-def sessions(torch, first, second):
-    layer, method = prepared(torch, first)
+def sessions(torch, form, first, second):
+    layer, method = prepared(torch, form, first)
     method.restore_weights_before_loading(layer)
     method.restore_weights_before_loading(layer)
-    yield "within a session", refused(lambda: error(torch, layer, method, first))
+    yield "within a session", refused(lambda: error(torch, form, layer, method, first))
     method.process_weights_after_loading(layer)
-    yield "session without writes", error(torch, layer, method, first)
+    yield "session without writes", error(torch, form, layer, method, first)
     method.restore_weights_before_loading(layer)
-    write_directly(torch, layer, second)
+    write_directly(torch, form, layer, second)
     method.process_weights_after_loading(layer)
-    yield "session with direct writes", error(torch, layer, method, second)
+    yield "session with direct writes", error(torch, form, layer, method, second)
     method.restore_weights_before_loading(layer)
     half = {k: v for k, v in first.items() if k[0] % 2}
     load(torch, layer, half)
     method.process_weights_after_loading(layer)
-    yield "session with half a load", error(torch, layer, method, second | half)
+    yield "session with half a load", error(torch, form, layer, method, second | half)
     yield "saved", refused(layer.state_dict)
 
 
-def failures(torch, first, second):
-    """The second of four repacks fails: w13 is prepared, w2 is not."""
-    layer, method = layer_and_method(torch)
+def failures(torch, form, first, second):
+    """The second of two repacks fails: w13 is prepared, w2 is not."""
+    layer, method = layer_and_method(torch, form)
     load(torch, layer, first)
     calls = []
-    original = repack._repack
+    original = prepare.repack
 
     def fails(*arguments, **named):
         calls.append(arguments)
@@ -105,9 +108,9 @@ def failures(torch, first, second):
             raise MemoryError("out of memory")
         original(*arguments, **named)
 
-    with mock.patch.object(repack, "_repack", fails):
+    with mock.patch.object(prepare, "repack", fails):
         yield "half-way", refused(lambda: method.process_weights_after_loading(layer))
-    yield "broken, used", refused(lambda: error(torch, layer, method, first))
+    yield "broken, used", refused(lambda: error(torch, form, layer, method, first))
     yield "broken, prepared again", refused(lambda: method.process_weights_after_loading(layer))
     yield "broken, saved", refused(layer.state_dict)
     method.restore_weights_before_loading(layer)
@@ -115,43 +118,44 @@ def failures(torch, first, second):
     yield "broken, loaded in part", refused(lambda: method.process_weights_after_loading(layer))
     load(torch, layer, second)
     method.process_weights_after_loading(layer)
-    yield "broken, loaded wholly", error(torch, layer, method, second)
+    yield "broken, loaded wholly", error(torch, form, layer, method, second)
     calls.clear()
-    with mock.patch.object(repack, "_repack", fails):
+    with mock.patch.object(prepare, "repack", fails):
         yield "half-way back", refused(lambda: load(torch, layer, first))
-    yield "broken on the way back, used", refused(lambda: error(torch, layer, method, first))
+    yield "broken on the way back, used", refused(lambda: error(torch, form, layer, method, first))
     load(torch, layer, first)
     method.process_weights_after_loading(layer)
-    yield "broken on the way back, loaded wholly", error(torch, layer, method, first)
+    yield "broken on the way back, loaded wholly", error(torch, form, layer, method, first)
 
 
-def ranges(torch, first):
-    far = draw(torch, 3, low=88, high=98)
-    layer, method = prepared(torch, first)
+def ranges(torch, form, first):
+    far = form.far(torch, 3)
+    layer, method = prepared(torch, form, first)
     load(torch, layer, far)
     method.process_weights_after_loading(layer)
-    yield "other range before any forward", error(torch, layer, method, far)
+    yield "other range before any forward", error(torch, form, layer, method, far)
     with mock.patch.object(server_flags, "captures_graphs", return_value=False):
-        layer, method = prepared(torch, first)
-        error(torch, layer, method, first)
+        layer, method = prepared(torch, form, first)
+        error(torch, form, layer, method, first)
         load(torch, layer, far)
         method.process_weights_after_loading(layer)
-        yield "other range without graphs", error(torch, layer, method, far)
-    layer, method = prepared(torch, first)
-    error(torch, layer, method, first)
+        yield "other range without graphs", error(torch, form, layer, method, far)
+    layer, method = prepared(torch, form, first)
+    error(torch, form, layer, method, first)
     method.restore_weights_before_loading(layer)
-    write_directly(torch, layer, far)
+    write_directly(torch, form, layer, far)
     refused(lambda: method.process_weights_after_loading(layer))
-    spare, _ = layer_and_method(torch)
+    spare, _ = layer_and_method(torch, form)
     load(torch, spare, far)
-    same = [torch.equal(*(getattr(x, n).data.view(torch.uint8) for x in (layer, spare))) for n in PARAMETERS]
-    yield "bytes that a refusal moved", [n for n, kept in zip(PARAMETERS, same, strict=True) if not kept]
-    layer, method = prepared(torch, first)
-    for name in PARAMETERS:  # as EPLB does it
-        parameter = getattr(layer, name).data.view(torch.uint8)
+    same = [torch.equal(*(getattr(x, n).data.view(torch.uint8) for x in (layer, spare))) for n in form.parameters]
+    yield "bytes that a refusal moved", [n for n, kept in zip(form.parameters, same, strict=True) if not kept]
+    with mock.patch.object(server_flags, "experts_may_change", return_value=True):
+        layer, method = prepared(torch, form, first)
+    for name in form.parameters:  # as EPLB does it
+        parameter = getattr(layer, name).data
         parameter[1].copy_(parameter[2])
     moved = first | {(1, shard): first[2, shard] for shard in ("w1", "w2", "w3")}
-    yield "an expert copied over another", error(torch, layer, method, moved)
+    yield "an expert copied over another", error(torch, form, layer, method, moved)
 
 
 class Peak(TorchDispatchMode):
@@ -178,30 +182,27 @@ class Peak(TorchDispatchMode):
         self.alive -= size
 
 
-def memory(torch):
+def memory(torch, form):
     """Of an update of a layer with the largest published experts (7168 x 3072)."""
-    from sglang_sm120.moe.mxfp4_method import Sm120Mxfp4MoEMethod
-
-    layer, hidden, inter = torch.nn.Module(), 7168, 3072
-    vars(layer).update(num_experts=0, uses_expert_location=False)  # the ledger is not the question
-    method = Sm120Mxfp4MoEMethod("model.decoder.mlp.experts")
+    layer, hidden, inter = module(torch, 0), 7168, 3072  # no experts: the ledger is not the question
+    method = form.method()
     method.create_weights(layer, 2, hidden, inter, torch.bfloat16, weight_loader=write)
-    for name in PARAMETERS:
-        getattr(layer, name).data.view(torch.uint8).fill_(120)
+    for name in form.parameters:
+        getattr(layer, name).data.view(torch.uint8).fill_(0x20)
+    method.experts.form.fill_dummy(layer)
     method.process_weights_after_loading(layer)
-    code, scale = torch.zeros(inter, hidden // 2, dtype=torch.int8), torch.full((inter, hidden // 32), 120).byte()
+    named = {"weight": torch.zeros(inter, hidden // 2, dtype=torch.uint8)}
+    named[form.scale] = torch.full((inter, hidden // form.group), form.byte, dtype=torch.uint8)
     with Peak() as peak:
-        for kind, data in (("weight", code), ("weight_scale_inv", scale.view(torch.float8_e8m0fnu))):
-            parameter = getattr(layer, f"w13_{kind}")
-            parameter.weight_loader(parameter, data, f"experts.w13_{kind}", shard_id="w1", expert_id=0)
+        load(torch, layer, {(0, "w1"): named})
         method.process_weights_after_loading(layer)
-    yield "peak bytes of an update", [peak.most, sum(getattr(layer, n).nbytes for n in PARAMETERS)]
+    yield "peak bytes of an update", [peak.most, sum(getattr(layer, n).nbytes for n in form.parameters)]
 
 
-def checks(torch):
-    first, second = draw(torch, 1), draw(torch, 2)
-    yield from dummies(torch, first)
-    yield from sessions(torch, first, second)
-    yield from failures(torch, first, second)
-    yield from ranges(torch, first)
-    yield from memory(torch)
+def checks(torch, form):
+    first, second = form.draw(torch, 1), form.draw(torch, 2)
+    yield from dummies(torch, form, first)
+    yield from sessions(torch, form, first, second)
+    yield from failures(torch, form, first, second)
+    yield from ranges(torch, form, first)
+    yield from memory(torch, form)

@@ -1,11 +1,11 @@
 """Weights written again and again through SGLang's own updaters: run with a release on PYTHONPATH.
 
-    python update_probe.py < {"first": DIR, "second": DIR, "tp": N, "flags": [flag, ...]} on stdin
+    python update_probe.py < {"first": DIR, "second": DIR, "tp": N, "flags": [flag, ...], "role": ROLE} on stdin
 
-Each rank is a process with SGLang's groups over gloo; it holds the experts of SGLang's draft model on the CPU and the
-release's own updater. One more process is the trainer that broadcasts. A rank says for each step what was refused and,
-against the files: bytes that differ in what a CUDA graph reads that was captured before the first step, and parameters
-whose address changed.
+Each rank is a process with SGLang's groups over gloo; it holds the experts of SGLang's draft model, or of its target,
+on the CPU and the release's own updater. One more process is the trainer that broadcasts. A rank says for each step
+what was refused and, against the files: bytes that differ in what a CUDA graph reads that was captured before the first
+step, and parameters whose address changed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from update_rank import GROUP, Rank, flattened, tensors
 
@@ -78,7 +80,8 @@ def train(asked: dict[str, Any], meeting: str, port: int, said: dict[str, Any]) 
     world = asked["tp"] + 1
     at = f"tcp://127.0.0.1:{port}"
     group = init_custom_process_group("gloo", init_method=at, world_size=world, rank=0, group_name=GROUP)
-    torch.distributed.broadcast(flattened(tensors(asked["second"])).get_flattened_tensor(), src=0, group=group)
+    sent = flattened(tensors(asked["second"], asked.get("role", "draft")))
+    torch.distributed.broadcast(sent.get_flattened_tensor(), src=0, group=group)
     said["sent"] = True
 
 

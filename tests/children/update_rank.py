@@ -1,4 +1,4 @@
-"""A rank of `update_probe`: the experts of SGLang's draft model, and the release's own updater of them."""
+"""A rank of `update_probe`: the experts of SGLang's draft or target, and the release's own updater of them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,34 @@ GROUP = "trainer"
 CUSTOM = "update_rank.load_by_hand"
 EAGLE = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"]
 EAGLE += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"]
-PARAMETERS = ("w13_weight", "w13_weight_scale_inv", "w2_weight", "w2_weight_scale_inv")
 Tensors = list[tuple[str, Any]]
 
 
-def tensors(directory: str, wanted: Callable[[int], bool] = lambda _expert: True) -> Tensors:
-    """The draft's experts as the checkpoint has them, in the order of the files."""
+def tensors(directory: str, role: Any = "draft", wanted: Callable[[int], bool] = lambda _expert: True) -> Tensors:
+    """The experts of the draft, or of the target's first layer, as the checkpoint has them, in the order of the files.
+
+    A trainer sends no `input_scale`.
+    """
     from safetensors import safe_open
 
-    found = []
+    found, block = [], f"{draft_layer.BLOCKS[role]}.ffn.experts."
     for file in sorted(Path(directory).glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - the file is no mapping
-                if ".ffn.experts." in name and name.startswith("mtp.0.") and wanted(int(name.split(".")[4])):
+                if name.startswith(block) and "input_scale" not in name and wanted(int(name.split(".")[4])):
                     found.append((name, opened.get_tensor(name)))
     return found
 
 
 def far(given: Tensors) -> Tensors:
-    """The same codes with scales of 2^-77, outside the range of the fast kernel."""
+    """The same codes with other scales: 2^-77, outside the range of the fast kernel, or 1.25, which MXFP4 lacks."""
     import torch
 
-    return [(n, torch.full_like(t.view(torch.uint8), 50).view(t.dtype) if "scale" in n else t) for n, t in given]
+    byte = {torch.float8_e8m0fnu: 50, torch.float8_e4m3fn: 0x3A}
+    return [
+        (n, torch.full_like(t.view(torch.uint8), byte[t.dtype]).view(t.dtype) if t.dtype in byte else t)
+        for n, t in given
+    ]
 
 
 def flattened(given: Tensors) -> Any:
@@ -57,22 +63,38 @@ def load_by_hand(model: Any, given: Tensors) -> None:
         parameters[name].data.copy_(tensor)
 
 
+def copied(weights: Any) -> Any:
+    """Prepared weights in memory of their own; a cast's scales lie in the first half of the given ones."""
+    import torch
+
+    copies = {f.name: getattr(weights, f.name) for f in dataclasses.fields(weights)}
+    copies |= {n: t.clone() for n, t in copies.items() if isinstance(t, torch.Tensor)}
+    if weights.given_scales:
+        copies["given_scales"] = tuple(t.clone() for t in weights.given_scales)
+        for name, given in zip(("w13_scale", "w2_scale"), copies["given_scales"], strict=True):
+            copies[name] = given.view(-1)[: given.numel() // 2].view(copies[name].shape)
+    return dataclasses.replace(weights, **copies)
+
+
 class Rank:
     """A rank's model and the release's updater of it."""
 
     def __init__(self, asked: dict[str, Any], rank: int) -> None:
         self.asked, self.rank, self.tp = asked, rank, asked["tp"]
+        self.role = asked.get("role", "draft")
         server_args = plan_child.resolve(
             ["--model-path", asked["first"], "--tp", str(self.tp), *EAGLE, *asked["flags"]]
         )
         one_rank.publish_as_scheduler(server_args, rank)
-        self.config = server_flags.model_config(server_args, draft_path=asked["first"])
+        draft_path = asked["first"] if self.role == "draft" else None
+        self.config = server_flags.model_config(server_args, draft_path=draft_path)
         self.server_args = server_args
 
     def build(self) -> None:
-        self.model = draft_layer.build(self.config)
-        self.layer = self.model.model.decoder.mlp.experts
+        self.model = draft_layer.build(self.config, self.role)
+        self.layer = draft_layer.experts_of(self.model)
         self.method = self.layer.quant_method
+        self.parameters = self.method.experts.form.parameters
         self.updater = self._updater()
         self.sessions = hasattr(self.updater, "begin_weight_update")
 
@@ -101,10 +123,10 @@ class Rank:
     def load_first(self) -> None:
         """As the server starts."""
         if "dummy" not in self.asked["flags"]:
-            self.model.load_weights(tensors(self.asked["first"]))
+            self.model.load_weights(tensors(self.asked["first"], self.role))
         self.method.process_weights_after_loading(self.layer)
         self.captured = self.method.weights  # what a CUDA graph reads, whatever is written later
-        self.addresses = {n: getattr(self.layer, n).data_ptr() for n in PARAMETERS}
+        self.addresses = {n: getattr(self.layer, n).data_ptr() for n in self.parameters}
 
     def session(self, update: Callable[[], Any]) -> Any:
         if self.sessions:
@@ -115,7 +137,8 @@ class Rank:
         return answer
 
     def disk(self, directory: str) -> Any:
-        wanted = lambda name: name.startswith("mtp.0.") and ".ffn.experts." in name  # noqa: E731
+        block = f"{draft_layer.BLOCKS[self.role]}.ffn.experts."
+        wanted = lambda name: name.startswith(block)  # noqa: E731
         return self.updater.update_weights_from_disk(directory, "auto", weight_name_filter=wanted)
 
     def tensor(self, given: Tensors, load_format: str | None = None) -> Any:
@@ -127,9 +150,9 @@ class Rank:
         return self.tensor(flat, "flattened_bucket")
 
     def direct(self, directory: str, load_format: str = "direct") -> Any:
-        shard, _ = draft_layer.shard(Path(directory), self.tp, 1, self.rank)
-        held = [(n, t.view(getattr(self.layer, n).dtype)) for n, t in zip(PARAMETERS, shard, strict=True)]
-        return self.tensor([(f"model.decoder.mlp.experts.{n}", t) for n, t in held], load_format)
+        shard, _ = draft_layer.shard(Path(directory), self.tp, 1, self.rank, self.role)
+        held = [(n, t.view(getattr(self.layer, n).dtype)) for n, t in zip(self.parameters, shard, strict=True)]
+        return self.tensor([(f"{draft_layer.PREFIXES[self.role]}.{n}", t) for n, t in held], load_format)
 
     def pieces(self, given: Tensors) -> Any:
         """Seven tensors a request, as a trainer sends them."""
@@ -144,8 +167,8 @@ class Rank:
         """Weights were released and come again with any content, at the same addresses."""
         import torch
 
-        for name in PARAMETERS:
-            parameter = getattr(self.layer, name).data.view(torch.uint8).view(-1)
+        for name in self.parameters:
+            parameter = getattr(self.layer, name).data.view(-1).view(torch.uint8)
             parameter[0::2], parameter[1::2] = 0x00, 0xFF
         return self.pieces(given)
 
@@ -181,32 +204,32 @@ class Rank:
 
         from sglang_sm120.kernels.sm120 import fp4_moe
 
-        want, _ = draft_layer.shard(Path(directory), self.tp, 1, self.rank)
+        want, _ = draft_layer.shard(Path(directory), self.tp, 1, self.rank, self.role)
         if other is not None:
-            odd, _ = draft_layer.shard(Path(other), self.tp, 1, self.rank)
+            odd, _ = draft_layer.shard(Path(other), self.tp, 1, self.rank, self.role)
             for mine, theirs in zip(want, odd, strict=True):
                 mine[1::2] = theirs[1::2]
-        graph = self.captured
-        copies = {n: getattr(graph, n).clone() for n in ("w13", "w13_scale", "w2", "w2_scale")}
-        held = fp4_moe.restore(dataclasses.replace(graph, **copies))
-        return sum(int((a.view(torch.uint8) != b).sum()) for a, b in zip(held, want, strict=True))
+        held = fp4_moe.restore(copied(self.captured))
+        pairs = zip(held, want, strict=True)
+        return sum(int((a.view(-1).view(torch.uint8) != b.view(-1).view(torch.uint8)).sum()) for a, b in pairs)
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Any], Callable[[], int]]]:
         """Name, what is done, and how many bytes are then wrong."""
         first, second = self.asked["first"], self.asked["second"]
+        load = lambda directory, *wanted: tensors(directory, self.role, *wanted)  # noqa: E731
         even = lambda expert: expert % 2 == 0  # noqa: E731
         yield "disk", lambda: self.disk(second), lambda: self.differing(second)
         yield "disk again", lambda: self.disk(second), lambda: self.differing(second)
-        yield "tensor", lambda: self.tensor(tensors(first)), lambda: self.differing(first)
-        yield "bucket", lambda: self.bucket(tensors(second)), lambda: self.differing(second)
+        yield "tensor", lambda: self.tensor(load(first)), lambda: self.differing(first)
+        yield "bucket", lambda: self.bucket(load(second)), lambda: self.differing(second)
         yield "direct", lambda: self.direct(first), lambda: self.differing(first)
         yield "custom", lambda: self.direct(second, CUSTOM), lambda: self.differing(second)
-        yield "pieces", lambda: self.pieces(tensors(first)), lambda: self.differing(first)
+        yield "pieces", lambda: self.pieces(load(first)), lambda: self.differing(first)
         if "--enable-memory-saver" in self.asked["flags"]:
-            yield "resumed", lambda: self.resumed(tensors(second)), lambda: self.differing(second)
-        yield "distributed", lambda: self.distributed(tensors(second)), lambda: self.differing(second)
-        yield "half", lambda: self.tensor(tensors(first, even)), lambda: self.differing(first, second)
-        yield "whole after half", lambda: self.tensor(tensors(first)), lambda: self.differing(first)
-        yield "ipc", lambda: self.ipc(tensors(second)), lambda: self.differing(second)
-        yield "out of range", lambda: self.ipc(far(tensors(first))), lambda: -1
+            yield "resumed", lambda: self.resumed(load(second)), lambda: self.differing(second)
+        yield "distributed", lambda: self.distributed(load(second)), lambda: self.differing(second)
+        yield "half", lambda: self.tensor(load(first, even)), lambda: self.differing(first, second)
+        yield "whole after half", lambda: self.tensor(load(first)), lambda: self.differing(first)
+        yield "ipc", lambda: self.ipc(load(second)), lambda: self.differing(second)
+        yield "out of range", lambda: self.ipc(far(load(first))), lambda: -1
         yield "repaired", lambda: self.disk(first), lambda: self.differing(first)

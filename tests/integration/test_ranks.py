@@ -21,16 +21,25 @@ EXPERTS, WIDTH, HIDDEN = 8, 128, 256  # small, because Triton's interpreter runs
 # Experts 0 to 7 are on EP2 ranks 0 | 1 and on EP4 ranks 0 | 1 | 2 | 3, two each. In the first batch are tokens of one
 # rank alone, of both ends, and none for rank 2 of EP4; the second has none for rank 1 of EP2, 2 and 3 of EP4.
 BATCHES = [[[0, 1], [6, 7], [0, 7], [3, 6], [1, 3]], [[0, 1], [1, 2], [3, 0]]]
-RANKS = {"TP2": (2, 1), "TP4": (4, 1), "EP2": (2, 2), "EP4": (4, 4), "TP4 EP2": (4, 2)}
+DRAFTS = {"TP2": (2, 1), "TP4": (4, 1), "EP2": (2, 2), "EP4": (4, 4), "TP4 EP2": (4, 2)}
+TARGETS = {"TP2 target": (2, 1), "EP2 target": (2, 2), "TP4 EP2 target": (4, 2)}
+RANKS = DRAFTS | TARGETS
 IDLE = {"EP2": [(1, 1)], "EP4": [(0, 2), (1, 2), (1, 3)], "TP4 EP2": [(1, 2), (1, 3)]}  # batch, rank without a token
+IDLE |= {name: IDLE[name.removesuffix(" target")] for name in ("EP2 target", "TP4 EP2 target")}
+METHODS = {"draft": "Sm120Mxfp4MoEMethod", "target": "Sm120Nvfp4MoEMethod"}
 # A rounding to bf16 costs at most half of its last place, 2^-8 of the value, so 2^-8/sqrt(3) in the mean. They are
 # independent: the intermediate's, the one of each share, and one for each addition of a share to the sum.
 ROUNDING = 2**-8 / 3**0.5
 LEFT = re.compile(r"gloo.*Connection (closed|reset) by peer")
 
 
+def role_of(name):
+    return "target" if name in TARGETS else "draft"
+
+
 def runs(named, **different):
-    return [{"name": name, "tp": RANKS[name][0], "ep": RANKS[name][1], **different} for name in named]
+    of = {name: {"name": name, "tp": RANKS[name][0], "ep": RANKS[name][1], "role": role_of(name)} for name in named}
+    return [about | different for about in of.values()]
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +65,19 @@ def answers(checkpoint):
     return answers
 
 
-def oracle(checkpoint, batch, tp=1, ep=1, rank=0):
+def oracle(checkpoint, role, batch, tp=1, ep=1, rank=0):
     """What the experts of a rank add up to, float64 [T, H]; those of all by default."""
     import torch
     from rank_worker import inputs
 
     from sglang_sm120.kernels.sm120.fp4_moe import reference
 
-    weights, first = draft_layer.shard(checkpoint, tp, ep, rank)
+    weights, first = draft_layer.shard(checkpoint, tp, ep, rank, role)
     x, ids, probabilities = inputs(BATCHES[batch], HIDDEN, batch)
     here = (ids >= first) & (ids < first + len(weights[0]))
     local = torch.where(here, ids - first, -1)
-    return reference.mxfp4_moe(x, *weights, local, probabilities, routed_scaling_factor=1.5)
+    layer = reference.mxfp4_moe if role == "draft" else reference.nvfp4_moe
+    return layer(x, *weights, local, probabilities, routed_scaling_factor=1.5)
 
 
 def distance(found, wanted):
@@ -82,7 +92,7 @@ def test_each_rank_holds_its_share(answers, name):
     tp, ep = RANKS[name]
     for rank in answers[name]:
         assert rank["status"] == 0, rank.get("error")
-        assert rank["method"] == "Sm120Mxfp4MoEMethod"
+        assert rank["method"] == METHODS[role_of(name)]
         assert rank["shapes"]["w13_weight"] == [EXPERTS // ep, 2 * WIDTH * ep // tp, HIDDEN // 2]
         assert rank["shapes"]["w2_weight"] == [EXPERTS // ep, HIDDEN, WIDTH * ep // tp // 2]
 
@@ -91,7 +101,7 @@ def test_each_rank_holds_its_share(answers, name):
 def test_the_sum_over_ranks_is_the_unsharded_layer(checkpoint, answers, name):
     ranks = answers[name]
     for batch in range(len(BATCHES)):
-        whole = oracle(checkpoint, batch)
+        whole = oracle(checkpoint, role_of(name), batch)
         roundings = 2 + len(ranks) - 1
         for rank in ranks:
             assert distance(rank["sums"][batch], whole) <= ROUNDING * roundings**0.5 * float(whole.norm())
@@ -103,7 +113,7 @@ def test_each_rank_computes_its_own_experts_and_columns(checkpoint, answers, nam
     tp, ep = RANKS[name]
     for batch in range(len(BATCHES)):
         for number, rank in enumerate(answers[name]):
-            share = oracle(checkpoint, batch, tp, ep, number)
+            share = oracle(checkpoint, role_of(name), batch, tp, ep, number)
             assert ((batch, number) in IDLE.get(name, [])) == (not share.any())
             assert distance(rank["shares"][batch], share) <= ROUNDING * 2**0.5 * float(share.norm())
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["hybrid-nvfp4", "mxfp4", "fp8", "other"]  # of a checkpoint, by its target's routed experts
+from sglang_sm120.checkpoint import expert_formats
+from sglang_sm120.checkpoint.expert_formats import Block, Kind, dtype, kind_of
+
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
 INDEX = "model.safetensors.index.json"
-PACKED = ("I8", "U8", "F4")  # dtypes that hold two e2m1 codes a byte
 _ROUTED = re.compile(r"(?P<block>(?:model\.)?(?:layers|mtp)\.\d+)\.(?:ffn|mlp)\.experts\.\d+\.(?P<part>.+)$")
 _HEADER_LIMIT = 512 * 2**20
 _COUNTS = ("n_routed_experts", "num_experts_per_tok")
@@ -66,7 +67,7 @@ def inspect(directory: Path) -> Checkpoint:
         raise CheckpointError(f"{directory / 'config.json'}: quantization_config is no JSON object; download it again")
     if config.get("model_type") not in DEEPSEEK_V4:
         return Checkpoint("other")
-    kind, problems = _kind(quantization, _expert_dtypes(directory))
+    kind, problems = _kind(quantization, _experts(directory))
     problems += _bad_sizes(text)
     return Checkpoint(
         kind,
@@ -142,10 +143,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
-    """Block (`layers.0`, `mtp.0`) -> part of its first routed expert (`w1.weight`, `w1.scale`, …) -> dtype."""
+def _experts(directory: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Block (`layers.0`, `mtp.0`) -> part of its first routed expert (`w1.weight`, `w1.scale`, …) -> header entry."""
     headers: dict[Path, dict[str, dict[str, Any]]] = {}
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for name, file in _routed_names(directory):
         match = _ROUTED.search(name)
         if match is None or match["part"] in found.setdefault(match["block"], {}):
@@ -154,7 +155,7 @@ def _expert_dtypes(directory: Path) -> dict[str, dict[str, str]]:
             headers[file] = tensor_headers(file)
         if name not in headers[file]:
             raise CheckpointError(f"{file} lacks {name}, which {INDEX} places there; download it again")
-        found[match["block"]][match["part"]] = headers[file][name]["dtype"]
+        found[match["block"]][match["part"]] = headers[file][name]
     return found
 
 
@@ -175,45 +176,48 @@ def _routed_names(directory: Path) -> Iterator[tuple[str, Path]]:
             yield name, file
 
 
-def _kind(quantization: dict[str, Any], blocks: dict[str, dict[str, str]]) -> tuple[Kind, list[str]]:
+def _kind(quantization: dict[str, Any], blocks: Mapping[str, Block]) -> tuple[Kind, list[str]]:
     """Kind of the target's routed experts, and what contradicts the configuration."""
+    foreign = expert_formats.of_another_exporter(quantization, blocks)
+    if foreign:
+        return "other", [foreign]
     declared = (
         str(quantization.get("quant_algo", "")).upper() == "MIXED_PRECISION"
         and str(quantization.get("moe_quant_algo", "")).upper() == "NVFP4"
     )
-    where = "config.json: quantization_config"
-    problems = []
     target = next((block for block in blocks if "mtp." not in block), "")
     parts = blocks.get(target, {})
-    weight, scale = parts.get("w1.weight"), parts.get("w1.weight_scale")
+    weight = dtype(parts, "w1.weight")
+    kind: Kind = kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
+    problems = _undeclared(quantization, parts, kind, declared)
+    if kind == "other" and weight:
+        problems.append(f"the routed experts have dtype {weight}; expected I8 (MXFP4), U8 (NVFP4) or F8_E4M3 (FP8)")
+    problems += _odd_blocks(quantization, blocks, target, kind)
+    return kind, problems + [said for name, block in blocks.items() for said in expert_formats.unreadable(name, block)]
+
+
+def _undeclared(quantization: dict[str, Any], parts: Block, kind: Kind, declared: bool) -> list[str]:
+    """What the configuration says of the target's experts that their tensors contradict."""
+    where = "config.json: quantization_config"
+    weight, scale = dtype(parts, "w1.weight"), dtype(parts, "w1.weight_scale")
+    problems = []
     if declared and str(quantization.get("group_size")) != "16":
         size = quantization.get("group_size")
         state = "missing" if size is None else str(size)
         problems.append(f"{where}.group_size is {state}; NVFP4 experts need it, and have 16")
-    if weight == "U8" and scale and not declared:
+    if kind == "hybrid-nvfp4" and not declared:
         problems.append(
             f"the routed experts are NVFP4 (U8 bytes with {scale} scales), but {where}.moe_quant_algo does not say so; "
             'SGLang would read them as MXFP4. Restore "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4"'
         )
-    if declared and weight not in (None, "U8"):
+    if declared and weight and weight != "U8":
         problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts have dtype {weight}; expected U8")
-    kind: Kind = _kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
-    if kind == "other" and weight:
-        problems.append(f"the routed experts have dtype {weight}; expected I8 (MXFP4), U8 (NVFP4) or F8_E4M3 (FP8)")
-    return kind, problems + _odd_blocks(quantization, blocks, target, kind) + _incomplete(blocks)
+    elif declared and weight and kind == "mxfp4":
+        problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts are MXFP4 by their scales")
+    return problems
 
 
-def _kind_of(parts: dict[str, str]) -> Kind:
-    """Format of one block's experts, from the dtypes of the first one's tensors."""
-    weight = parts.get("w1.weight")
-    if weight == "U8" and "w1.weight_scale" in parts:
-        return "hybrid-nvfp4"
-    if weight in PACKED:
-        return "mxfp4"
-    return "fp8" if weight == "F8_E4M3" else "other"
-
-
-def _odd_blocks(quantization: dict[str, Any], blocks: dict[str, dict[str, str]], target: str, kind: Kind) -> list[str]:
+def _odd_blocks(quantization: dict[str, Any], blocks: Mapping[str, Block], target: str, kind: Kind) -> list[str]:
     """Blocks whose experts SGLang would read in another format than they have.
 
     It reads all target layers as the first one, but those that `ignore` names, and the draft as MXFP4 where the
@@ -224,9 +228,10 @@ def _odd_blocks(quantization: dict[str, Any], blocks: dict[str, dict[str, str]],
     for block, parts in blocks.items():
         draft = "mtp." in block
         expected = ("fp8" if kind == "fp8" else "mxfp4") if draft else kind
-        if not parts.get("w1.weight") or _kind_of(parts) == expected or kind == "other" or (ignored and not draft):
+        weight = dtype(parts, "w1.weight")
+        if not weight or kind_of(parts) == expected or kind == "other" or (ignored and not draft):
             continue
-        of = f"the experts of {block} are {_kind_of(parts)} ({parts['w1.weight']})"
+        of = f"the experts of {block} are {kind_of(parts)} ({weight})"
         problems.append(f"{of}, and SGLang would read them as {expected}; convert the checkpoint anew")
     return problems
 
@@ -234,15 +239,3 @@ def _odd_blocks(quantization: dict[str, Any], blocks: dict[str, dict[str, str]],
 def _declared_kind(quantization: dict[str, Any]) -> Kind:
     """Without expert tensors on disk (weights elsewhere), what the configuration says."""
     return "fp8" if quantization.get("quant_method") == "fp8" else "other"
-
-
-def _incomplete(blocks: dict[str, dict[str, str]]) -> list[str]:
-    """Packed experts need a scale for each projection. A header that names less than a whole expert proves nothing."""
-    projections, suffixes = ("w1", "w2", "w3"), ("scale", "weight_scale", "weight_scale_inv")
-    return [
-        f"the routed experts of {block} have {p}.weight but no scale tensor beside it; download the checkpoint again"
-        for block, parts in blocks.items()
-        if all(parts.get(f"{p}.weight") in PACKED for p in projections)
-        for p in projections
-        if not any(f"{p}.{suffix}" in parts for suffix in suffixes)
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_sm120.checkpoint.inspection import Kind
+from sglang_sm120.checkpoint.expert_formats import Kind
 from sglang_sm120.checkpoint.shares import expert_width
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.known_kernels import Format

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from sglang_sm120.moe import stored_values
+
 # What a tensor of an expert holds, by the end of its parameter's name. The longer of two that fit is meant.
 WEIGHT, SCALE, BLOCK_SCALE, GLOBAL_SCALE, INPUT_SCALE = KINDS = (
     "weight",
@@ -41,19 +43,38 @@ class ShardLedger:
         before: called before a delivery is written, with the lock held; the layer's way to get back to the
             checkpoint's layout when a runtime update begins.
         kinds: what a checkpoint has of each shard.
+        prefix: module name of the layer, for messages.
+        converts: whether SGLang's loader makes values of the parameter's format out of another one for an expert, as it
+            does for shared experts that it fuses; their tensors are not looked at here.
     """
 
-    def __init__(self, before: Callable[[], None], kinds: tuple[str, ...] = (WEIGHT, SCALE)) -> None:
+    def __init__(
+        self,
+        before: Callable[[], None],
+        kinds: tuple[str, ...] = (WEIGHT, SCALE),
+        prefix: str = "",
+        converts: Callable[[int], bool] = lambda _expert: False,
+    ) -> None:
         self._before = before
+        self._prefix = prefix
+        self._converts = converts
         self._kinds = kinds
         self._lock = threading.RLock()  # `before` may forget
         self._delivered: set[tuple[int, str, str]] = set()
 
     def wrap(self, loader: Callable[..., None], parameter: str) -> Callable[..., None]:
-        """A `weight_loader` for the parameter of that name: does what the given one does, and records."""
+        """A `weight_loader` for the parameter of that name: does what the given one does, and records.
+
+        The wrapped loader raises ValueError, before it writes, for a tensor whose values the parameter cannot hold.
+        """
         kind = kind_of(parameter)
 
         def load(param, loaded_weight: torch.Tensor, weight_name: str, shard_id: str, expert_id: int) -> None:
+            if not self._converts(expert_id):
+                try:
+                    loaded_weight = stored_values.of_type(loaded_weight, param.dtype)
+                except ValueError as error:
+                    raise ValueError(f"{self._prefix}: experts.{expert_id}.{shard_id}.{kind} {error}") from error
             with self._lock:
                 self._before()
             loader(param, loaded_weight, weight_name, shard_id=shard_id, expert_id=expert_id)

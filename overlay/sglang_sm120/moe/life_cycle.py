@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from sglang_sm120.moe.layout_state import Layout, LayoutState
 from sglang_sm120.moe.ledger import ShardLedger
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import built_layers, server_flags
+from sglang_sm120.upstream.protocols import MoeLayer
 
 
 class ExpertFormat(Protocol):
@@ -72,10 +73,14 @@ class ExpertWeights:
     def __init__(self, prefix: str, form: ExpertFormat, layer: torch.nn.Module) -> None:
         self.prefix = prefix
         self.prepared: Any = None
-        self.ledger = ShardLedger(before=self.restore, kinds=form.kinds)
         self.form = form
         self._layer = layer
-        self._parameters = layer._parameters  # a module's attribute lookup would cost a forward more than the check
+        self._fused = cast(MoeLayer, layer)
+        self.ledger = ShardLedger(
+            self.restore, form.kinds, prefix, lambda expert: built_layers.is_shared_expert(self._fused, expert)
+        )
+        # A module's attribute lookup would cost a forward more than the check.
+        self._parameters: dict[str, Any] = layer._parameters
         self._state = LayoutState()
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._was_prepared = self._began_as_dummy = self._is_wide = False
@@ -88,9 +93,11 @@ class ExpertWeights:
         return self._state.layout
 
     def prepare(self) -> bool:
-        """Check what was written and repack it in place; False where the parameters are in the kernel's layout already.
+        """Check what was written and repack it in place; False where there is nothing to do.
 
-        Everything that can be refused is refused before a byte moves.
+        Everything that can be refused is refused before a byte moves. There is nothing to do where the parameters are
+        in the kernel's layout already, and where memory that was released came back with bytes that are no weights:
+        more requests of the update follow, and a forward before the last one is refused.
 
         Raises:
             ValueError: a tensor never arrived, or CUDA graphs were captured for other scales.
@@ -100,7 +107,13 @@ class ExpertWeights:
         if self.layout is Layout.BROKEN:
             self._require_all_rewritten()
         self._fill_or_check()
-        wide = self._variant()
+        try:
+            needs_wide = self.form.is_wide(self._layer)
+        except ValueError as error:
+            if self._came_back():
+                return False
+            raise ValueError(f"{self.prefix}: {error} (each rank counts its experts from 0)") from error
+        wide = self._variant(needs_wide)
         with self._repacking(Layout.PREPARED):
             self.prepared = self.form.prepare(self._layer, wide)
         self._is_wide = wide
@@ -168,7 +181,7 @@ class ExpertWeights:
         )
 
     def _require_all_rewritten(self) -> None:
-        missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+        missing = self.ledger.missing(built_layers.checkpoint_experts(self._fused))
         if missing:
             raise ValueError(f"{self.prefix}: {self._broken()}. Not loaded since: {_some(missing)}")
         self._state.rewritten()
@@ -180,26 +193,29 @@ class ExpertWeights:
             return
         # Dummy values stand in for what an update leaves out.
         if not self.ledger.is_empty and not self._began_as_dummy:
-            missing = self.ledger.missing(built_layers.checkpoint_experts(self._layer))
+            missing = self.ledger.missing(built_layers.checkpoint_experts(self._fused))
             if missing:
                 raise ValueError(
                     f"{self.prefix}: the checkpoint did not deliver {_some(missing)}; is it complete, and are its "
                     f"experts {self.form.name}?"
                 )
         unfilled = self.form.unfilled(self._layer)
-        if unfilled is not None and not (self._was_prepared and server_flags.releases_weights()):
+        if unfilled is not None and not self._came_back():
             raise ValueError(f"{self.prefix}: {unfilled} has values that were never loaded or are NaN")
 
-    def _variant(self) -> bool:
+    def _came_back(self) -> bool:
+        """Whether the bytes may be those of memory that was released, which are any."""
+        return self._was_prepared and server_flags.releases_weights()
+
+    def _variant(self, wide: bool) -> bool:
         """Whether the general variant of the kernel is to run, which is right for all weights of the format.
 
         CUDA graphs keep the variant that they were captured with. So the general one is taken where graphs are captured
         before the weights are known.
+
+        Args:
+            wide: the weights need it.
         """
-        try:
-            wide = self.form.is_wide(self._layer)
-        except ValueError as error:
-            raise ValueError(f"{self.prefix}: {error}") from error
         if wide and self._frozen is False:
             raise ValueError(
                 f"{self.prefix}: the new weights {self.form.wide_are}, and CUDA graphs were captured with the kernel "

@@ -64,7 +64,8 @@ class Nvfp4Format:
             ValueError: a scale is NaN or negative, or a multiplier is no finite number above 0.
         """
         tensors = self._tensors(layer)
-        fp4_moe.check_nvfp4(*tensors)
+        names = (_SCALES[0], _GLOBALS[0], _SCALES[1], _GLOBALS[1])
+        fp4_moe.check_nvfp4(*tensors, names=names)
         w13_scale, w13_global, w2_scale, w2_global = tensors[1], tensors[2], tensors[4], tensors[5]
         return not fp4_moe.is_mxfp4_cast(w13_scale, w13_global, w2_scale, w2_global)
 
@@ -117,13 +118,10 @@ class Sm120Nvfp4MoEMethod(Sm120MoEMethod):
             ValueError: a width is not a multiple of 32, or the model is not bfloat16.
         """
         self.check_layer(hidden_size, intermediate_size_per_partition, params_dtype)
-        inter, attributes = intermediate_size_per_partition, extra_weight_attrs
+        inter, attributes, f32 = intermediate_size_per_partition, extra_weight_attrs, torch.float32
         block, tensor = attributes | {"quant_method": "block"}, attributes | {"quant_method": "tensor"}
         of_all = attributes | {"_sglang_require_global_experts": True}
-        f32, everywhere = (
-            torch.float32,
-            int(layer.num_experts),
-        )  # on all ranks: SGLang gives this scale global expert numbers
+        everywhere = int(layer.num_experts)  # on all ranks: SGLang gives this scale global expert numbers
         for name, rows, columns, halves in (("w13", 2 * inter, hidden_size, (2,)), ("w2", hidden_size, inter, ())):
             codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.uint8)
             scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)

@@ -66,6 +66,19 @@ def checkpoint_experts(layer: MoeLayer) -> list[int]:
     return sorted(set(metadata.physical_to_logical_map_cpu[layer.layer_id, first : first + routed].tolist()))
 
 
+def is_shared_expert(layer: MoeLayer, expert: int) -> bool:
+    """Whether the loader's number of an expert is that of a shared one, which SGLang has put among the routed ones."""
+    shared = layer.num_fused_shared_experts
+    if not shared:
+        return False
+    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+
+    metadata = get_global_expert_location_metadata() if getattr(layer, "uses_expert_location", True) else None
+    if metadata is not None:
+        return expert >= int(metadata.num_logical_experts)
+    return expert >= int(getattr(layer, "_num_global_routed", layer.num_experts - shared))
+
+
 def empty_for_all_reduce(like: Tensor) -> Tensor:
     """An uninitialised tensor like the given one, in symmetric memory where SGLang's all-reduce wants that."""
     import torch

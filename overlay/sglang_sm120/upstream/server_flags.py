@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from sglang_sm120.checkpoint.inspection import Kind
+from sglang_sm120.checkpoint.expert_formats import Kind
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import features
 from sglang_sm120.upstream.protocols import ResolvedFlags

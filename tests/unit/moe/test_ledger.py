@@ -1,14 +1,17 @@
 """The ledger: records what the loader delivers, names what is missing, and works from many threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_sm120.moe.ledger import SCALE, SHARDS, WEIGHT, ShardLedger, kind_of
 
+PARAM, TENSOR = SimpleNamespace(dtype="a type"), SimpleNamespace(dtype="a type")
+
 
 def deliver(ledger, loader, expert, shard, kind):
-    ledger.wrap(loader, kind)("param", "tensor", f"experts.{kind}", shard_id=shard, expert_id=expert)
+    ledger.wrap(loader, kind)(PARAM, TENSOR, f"experts.{kind}", shard_id=shard, expert_id=expert)
 
 
 def test_complete_and_missing():
@@ -20,7 +23,7 @@ def test_complete_and_missing():
         deliver(ledger, lambda *a, **k: calls.append((a, k)), expert, shard, kind)
     assert not ledger.is_empty
     assert len(calls) == len(everything) - 1
-    assert calls[0] == (("param", "tensor", "experts.w13_weight"), {"shard_id": "w1", "expert_id": 0})
+    assert calls[0] == ((PARAM, TENSOR, "experts.w13_weight"), {"shard_id": "w1", "expert_id": 0})
     assert ledger.missing([0, 1]) == [f"experts.1.w3.{SCALE}"]
     assert ledger.missing([0]) == []
     assert f"experts.2.w1.{WEIGHT}" in ledger.missing([2])

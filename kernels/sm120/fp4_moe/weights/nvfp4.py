@@ -86,12 +86,16 @@ def to_e8m0(scale: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def from_e8m0(scale: torch.Tensor, factor: torch.Tensor) -> None:
-    """The inverse of `to_e8m0`, in place: scale is all of the storage."""
+    """The inverse of `to_e8m0`, in place: scale is all of the storage.
+
+    Bytes that are none of `to_e8m0` (of memory that was released and came back) give some scale or other.
+    """
     experts, rows, groups = scale.shape
     source = scale.view(-1)[: scale.numel() // 2].view(experts, rows, groups // 2)
     table = torch.tensor(_FROM_EXPONENTS, dtype=torch.uint8, device=scale.device)
     for part in reversed(_parts(scale)):
-        byte = table[(source[part].to(torch.int16) - _bias(factor[part], scale) - _ZERO).int()]
+        place = (source[part].to(torch.int16) - _bias(factor[part], scale) - _ZERO).clamp(0, len(_FROM_EXPONENTS) - 1)
+        byte = table[place.int()]
         scale[part] = byte[..., None].expand(*byte.shape, 2).reshape(scale[part].shape)
 
 

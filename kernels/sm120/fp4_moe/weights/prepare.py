@@ -88,13 +88,18 @@ def check_nvfp4(
     w2: torch.Tensor,
     w2_scale: torch.Tensor,
     w2_global: torch.Tensor,
+    *,
+    names: tuple[str, str, str, str] = ("w13_scale", "w13_global", "w2_scale", "w2_global"),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raise the ValueError that `prepare_nvfp4` would raise of these arguments, and change nothing; the scale bytes."""
+    """Raise the ValueError that `prepare_nvfp4` would raise of these arguments, and change nothing; the scale bytes.
+
+    names: of scales and globals in messages, for callers whose users know them by others.
+    """
     experts, hidden, inter = checks.check_weights(w13, w2)
-    s13 = checks.e4m3_bytes("w13_scale", w13_scale, (experts, 2 * inter), hidden, w13.device)
-    s2 = checks.e4m3_bytes("w2_scale", w2_scale, (experts, hidden), inter, w13.device)
-    checks.check_global("w13_global", w13_global, (experts, 2), w13.device)
-    checks.check_global("w2_global", w2_global, (experts,), w13.device)
+    s13 = checks.e4m3_bytes(names[0], w13_scale, (experts, 2 * inter), hidden, w13.device)
+    s2 = checks.e4m3_bytes(names[2], w2_scale, (experts, hidden), inter, w13.device)
+    checks.check_global(names[1], w13_global, (experts, 2), w13.device)
+    checks.check_global(names[3], w2_global, (experts,), w13.device)
     return s13, s2
 
 
