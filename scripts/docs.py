@@ -51,6 +51,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "sm12x": selftests.tables,
         "layer": races.shown,
         "ranks": races.summary,
+        "nvfp4": races.summary_nvfp4,
         "missed": races.missed,
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},

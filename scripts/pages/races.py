@@ -21,6 +21,9 @@ PEERS = {  # contestant -> column
 TARGETS = {  # tokens up to: (times the best peer, fraction of the floor at TP1)
     1: (1.6, 0.50), 4: (1.35, 0.62), 64: (1.15, 0.70), 256: (1.10, 0.70), 8192: (1.0, None),
 }  # fmt: skip
+NVFP4_TARGETS = {  # likewise
+    1: (1.6, 0.50), 4: (1.4, 0.65), 64: (1.3, 0.75), 256: (1.2, 0.80), 8192: (1.0, None),
+}  # fmt: skip
 HOST_US = 40  # of Python a call
 NAMES = {"v4-flash": "", "v4-pro": "V4-Pro ", "v4.1-flash": "V4.1-Flash "}
 SHOWN, ROUTING = "v4-flash-tp2", "uniform"  # what benchmarks/README.md shows of a race
@@ -33,8 +36,9 @@ def load(name: str) -> Row | None:
     return receipts.receipt(path) if path.exists() else None
 
 
-def target(tokens: int) -> tuple[float, float | None]:
-    return next(TARGETS[limit] for limit in sorted(TARGETS) if tokens <= limit)
+def target(tokens: int, weights: str = "mxfp4") -> tuple[float, float | None]:
+    of = NVFP4_TARGETS if weights == "nvfp4" else TARGETS
+    return next(of[limit] for limit in sorted(of) if tokens <= limit)
 
 
 def short(shape: str) -> str:
@@ -46,7 +50,7 @@ def verdict(row: Row) -> tuple[str, str]:
     """Times the fastest peer of the row, and which targets it misses."""
     ours = row["us"][OURS]
     peers = [row["us"][p] for p in PEERS if p in row["us"]]
-    times, share = target(row["tokens"])
+    times, share = target(row["tokens"], row.get("format", "mxfp4"))
     missed = []
     if peers and min(peers) / ours < times:
         missed.append(f"{times:.2f}x the best")
@@ -110,10 +114,10 @@ def section(title: str, receipt: Row, rows: list[Row]) -> list[str]:
     return [f"## {title}", "", source(receipt), "", table(rows), ""]
 
 
-def legend() -> str:
+def legend(targets: dict[int, tuple[float, float | None]] = TARGETS) -> str:
     """The targets, in a sentence."""
     parts, above = [], 0
-    for limit, (times, share) in TARGETS.items():
+    for limit, (times, share) in targets.items():
         tokens = f"{above + 1} to {limit} tokens" if limit > above + 1 else "1 token"
         parts.append(f"{tokens} {times:.2f}x" + (f" and {share:.2f}" if share else ""))
         above = limit
@@ -150,6 +154,10 @@ def tables() -> str:
         parts += section("Other shapes, uniform routing", shapes, shapes["rows"])
         parts += repeated(shapes, load("h200-shapes-2"))
         not_timed += failures(shapes)
+    if (nvfp4 := load("h200-nvfp4")) is not None:
+        parts += section("NVFP4, uniform routing", nvfp4, nvfp4["rows"])
+        parts[-1:] = ["", legend(NVFP4_TARGETS), ""]
+        not_timed += failures(nvfp4)
     parts += ["Not timed:", "", *not_timed, ""] if not_timed else []
     parts.append(host_line(run))
     return "\n".join(parts)
@@ -163,7 +171,20 @@ def shown() -> str:
 
 def summary() -> str:
     """Fraction of the floor and times the fastest peer, for each rank of V4-Flash."""
-    rows = [r for r in _race()["rows"] if r["routing"] == ROUTING and OURS in r["us"]]
+    return _summary(_race())
+
+
+def summary_nvfp4() -> str:
+    """The same of NVFP4, with what ran and the targets."""
+    run = load("h200-nvfp4")
+    if run is None:
+        raise FileNotFoundError(RECEIPTS / "h200-nvfp4.json")
+    missed = sum(verdict(r)[1].startswith("missed") for r in run["rows"] if OURS in r["us"])
+    return f"{source(run)} {legend(NVFP4_TARGETS)} Rows that miss one: {missed}.\n\n{_summary(run)}"
+
+
+def _summary(run: Row) -> str:
+    rows = [r for r in run["rows"] if r["routing"] == ROUTING and OURS in r["us"]]
     shapes = list(dict.fromkeys(r["shape"] for r in rows))
     at = {(r["tokens"], r["shape"]): f"{r['floor_us'] / r['us'][OURS]:.2f}, {verdict(r)[0]}" for r in rows}
     tokens = sorted({r["tokens"] for r in rows})

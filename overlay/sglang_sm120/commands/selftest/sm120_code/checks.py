@@ -13,7 +13,7 @@ BOUND = 3e-3
 # mxfp8 is held to the oracle that rounds alike. Of an intermediate value next to the middle between two e4m3 values the
 # oracle may take one and the kernel the other. At the clamp they are 8 apart (16 a little above), the RMS is about 7.5.
 ONE_VALUE = 2.0
-# Of a single value, or of all values' RMS where that is larger: twelve times the bound of the norm. Five are the largest
+# Of a single value, or of the RMS where that is larger: twelve times the bound of the norm. Five are the largest
 # of 4e6 normal values; the rest are routes that cancel each other and bring the roundings of larger numbers (2.5e-2 was
 # the most in 464 cases). For mxfp8 one such intermediate value on the largest weight, on the narrowest layer.
 SINGLE = {"bf16": 12 * BOUND, "mxfp8": 0.25}
