@@ -203,7 +203,7 @@ OURS = [
     (OVERLAY / "checkpoint/inspection.py", "and SGLang would read them as "),
     (OVERLAY / "plugin.py", "the visible GPUs differ; routing MoE layers for "),
     (OVERLAY / "commands/plan/command.py", "memory: the weights take at least "),
-    (OVERLAY / "commands/plan/child.py", "SGLang cannot use the home directory ("),
+    (OVERLAY / "commands/plan/complaints.py", "SGLang cannot use the home directory ("),
     (OVERLAY / "commands/doctor/jit_caches.py", " old: a killed compile left it, and the next one waits for it"),
     (OVERLAY / "commands/doctor/jit_caches.py", " is held by process "),
     (OVERLAY / "kernels" / "sm120" / "fp4_moe" / "host" / "tuning.py", "Ignoring the tile table "),
