@@ -72,6 +72,11 @@ def carry_out(run: Run, launches: list[Launch], rounds: int, updates: bool) -> N
             run.stop()
 
 
+def first(name: str) -> str:
+    """The launch that a server of this name was started for: again with dummy weights, or on the other weights."""
+    return name.split(" ")[0].removesuffix(changing.TWIN)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,8 +122,8 @@ def main() -> int:
     try:
         carry_out(run, launches, a.rounds, not a.no_updates)
     finally:
-        order = {launch.name: n for n, launch in enumerate(launches)}
-        run.results = dict(sorted(run.results.items(), key=lambda item: order[item[0].split(" ")[0]]))
+        order = {first(launch.name): n for n, launch in enumerate(launches)}
+        run.results = dict(sorted(run.results.items(), key=lambda item: order[first(item[0])]))
         document |= {"servers": run.results, "comparisons": comparisons(run.results), "left_out": run.left_out}
         document["seconds"] = round(time.monotonic() - run.begun, 1)
         (a.out / "result.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -120,8 +120,15 @@ def test_a_run_and_its_receipt(tmp_path):
     assert servers["stock-hybrid"]["log"][-1].startswith("ImportError: cannot import name 'flashinfer_mxfp8_quantize'")
     assert servers["ours-hybrid"]["outcome_after_requests"] == "serves"
     assert document["comparisons"]["stock-mxfp4 / ours-mxfp4"]["identical"] == 8
-    assert [step["success"] for step in servers["ours-mxfp4"]["updates"]] == [True, True]
     assert str(tmp_path) not in receipt.read_text()
+
+
+def test_a_run_updates_a_server_and_compares_it_with_its_twin(tmp_path):
+    options = ["--only", "nvfp4-ours", "nvfp4-ours-twin", "--small", "--limit", 60, "--port", free_port()]
+    done = python(E2E / "run.py", "--out", tmp_path, *options, "--command", sys.executable, FAKE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert [step["success"] for step in document["servers"]["nvfp4-ours"]["updates"]] == [True] * 3
 
 
 def test_faults_end_with_their_messages_and_leave_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ FAKE = Path(__file__).resolve().parents[1] / "children" / "fake_server.py"
 @pytest.fixture
 def run(tmp_path):
     """A run with one server that is to be updated, and two checkpoints."""
-    launch = next(la for la in launches.LAUNCHES if la.updated and not la.bench)
+    launch = replace(launches.MAIN[-1], updated=True)
     made = session.Run(tmp_path, tmp_path / "models", tmp_path / "caches", 60, [sys.executable, str(FAKE)], port=21900)
     for seed in (0, 1):
         directory = made.model(launch.kind, seed)

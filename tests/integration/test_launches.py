@@ -33,6 +33,8 @@ STATES = {
 # A fourth of the small checkpoint's shared expert is narrower than its FP8 block.
 WHOLE = {"SGLANG_SHARED_EXPERT_TP1": "1"}
 
+SHARDS = [*TP2, *EAGLE, "--load-format", "sharded_state", DRAFT_LOAD, "auto"]
+
 # id, flags, environment, target, draft
 SM120 = [
     ("no draft", TP2, {}, GATED, None),
@@ -51,7 +53,7 @@ SM120 = [
     ("no chunks", [*TP2, "--chunked-prefill-size", "-3"], {}, GATED, None),
     ("a chain's width", [*TP2, *EAGLE, "--speculative-num-draft-tokens", "-7"], {}, GATED, DRAFT),  # SGLang sets it
     ("no draft step", [*TP2, *EAGLE, "--speculative-num-steps", "0"], {}, GATED, DRAFT),  # SGLang then decodes plainly
-    ("shards of the target", [*TP2, *EAGLE, "--load-format", "sharded_state", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
+    ("shards of another target", [*SHARDS, TARGET_FLAG, "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
     ("draft unlike the target", [*TP2, *EAGLE, "--load-format", "dummy", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
     ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, STOCK_DRAFT),
     ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, STOCK_DRAFT),
@@ -60,6 +62,7 @@ SM120 = [
 
 # id, flags, environment, what the error must say
 STOPPED = [
+    ("shards of the target", SHARDS, {}, "--load-format sharded_state writes parameters after they were prepared"),
     ("trtllm", [*TP2, TARGET_FLAG, "flashinfer_trtllm"], {}, f"{TARGET_FLAG} flashinfer_trtllm cannot run"),
     ("narrow shared expert", ["--tp", "4"], {}, "columns at --tp 4, no multiple of its FP8 block 128, so SGLang ref"),
     ("ours unreached", [*TP2, TARGET_FLAG, RUNNER], {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, "mxfp4_nextn, which"),

@@ -97,11 +97,10 @@ MAIN = (
     Launch("ours-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, overlay on", env=ASSUME, loaded=True),
     Launch(
         "stock-mxfp4", "mxfp4", "native MXFP4, overlay off: Marlin for target and draft", env=OFF, loaded=True,
-        updated=True,
     ),
     Launch(
         "ours-mxfp4", "mxfp4", "native MXFP4, overlay on: Marlin for the target, sm120_triton for the draft", env=OURS,
-        loaded=True, updated=True,
+        loaded=True,
     ),
 )  # fmt: skip
 MORE = (
