@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scripts.markdown import markdown_table
@@ -49,6 +49,11 @@ def table(compiled: list[Row]) -> str:
         cells.append((*about, *(row[what] for what in MOST), row["ctas_per_sm"], copies))
     head = ("Triton", "target", "product", "tile", "warps", "MMA in SASS", "instr./weight", "registers", "spills")
     head += ("shared", "sync loads", "CTAs/SM", "16 B copies")
+    return without_constants(head, cells)
+
+
+def without_constants(head: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
+    """A table of the columns that differ, and a sentence with the others."""
     differ = [n for n in range(len(head)) if len(cells) < 2 or len({cell[n] for cell in cells}) > 1]
     lines = markdown_table([head[n] for n in differ], [[cell[n] for n in differ] for cell in cells])
     same = ", ".join(f"{head[n]} {cells[0][n]}" for n in range(len(head)) if n not in differ)

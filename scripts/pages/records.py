@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from scripts.markdown import markdown_table
 from sglang_sm120 import settings
 from sglang_sm120.patches import PATCHES
@@ -44,22 +46,26 @@ def patch_records() -> str:
 
 
 def _record(patch: Patch) -> str:
-    targets = "\n".join(
-        f"  - `{t}`: " + ", ".join(f"{span} `{seen}`" for span, seen in releases.runs(t.fingerprints))
-        for t in patch.targets
-    )
+    targets = "\n".join(f"  - `{t}`: {_forms(t.fingerprints)}" for t in patch.targets)
     return f"""## `{patch.name}`
 
 {patch.summary[:1].upper()}{patch.summary[1:]}.
 
 - **Acts in SGLang**: {_acts_in(patch)}
 - **Symptom without it**: {patch.symptom}
-- **Upstream code, with the fingerprints it was proven on**:
+- **Upstream code that it touches**:
 {targets}
 - **Why it is here**: {patch.why}
 - **How it takes effect**: {patch.binding}
 - **What stays stock**: {patch.untouched}
 - **Can go when**: {patch.remove_when}"""
+
+
+def _forms(fingerprints: Mapping[str, str]) -> str:
+    """The releases that have a target, and how many forms of it; the record has the fingerprint of each."""
+    spans = ", ".join(span for span, _ in releases.runs(dict.fromkeys(fingerprints, True)))
+    forms = len(set(fingerprints.values()))
+    return spans if forms == 1 else f"{spans}, {forms} forms"
 
 
 def _acts_in(patch: Patch) -> str:

@@ -32,26 +32,26 @@ def before_after() -> str:
 
 
 def outcomes() -> str:
-    """A row for each server."""
-    rows = [
-        (f"`{server}`", facts["says"], outcome(facts), *answers(facts), link(name))
-        for name, receipt in receipts().items()
-        for server, facts in receipt["servers"].items()
-    ]
-    return markdown_table(("server", "what it is", "outcome", "repeated", "accept length", "run"), rows)
+    """A row for each server and outcome, from its newest run."""
+    rows: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name, receipt in receipts().items():
+        for server, facts in receipt["servers"].items():
+            row = (f"`{server}`", facts["says"], outcome(facts), *answers(facts), link(name))
+            rows.setdefault((server, outcome(facts)), row)
+    return markdown_table(("server", "what it is", "outcome", "repeated", "accept length", "run"), list(rows.values()))
 
 
 def comparisons() -> str:
-    """Stock and overlay side by side where both served: answers and acceptance."""
-    rows = []
+    """Stock and overlay side by side where both served, in their newest run: answers and acceptance."""
+    rows: dict[tuple[str, str], tuple[str, ...]] = {}
     for name, receipt in receipts().items():
         for stock, ours in pairs(receipt["servers"]):
             found = receipt["comparisons"].get(f"{stock} / {ours}")
             if found is not None:
                 lengths = [answers(receipt["servers"][server])[1] for server in (stock, ours)]
                 same = f"{found['identical']} of {found['prompts']}"
-                rows.append((f"`{stock}`, `{ours}`", same, *lengths, link(name)))
-    return markdown_table(("servers", "identical answers", "accept length, stock", "overlay", "run"), rows)
+                rows.setdefault((stock, ours), (f"`{stock}`, `{ours}`", same, *lengths, link(name)))
+    return markdown_table(("servers", "identical answers", "accept length, stock", "overlay", "run"), [*rows.values()])
 
 
 def speeds() -> str:

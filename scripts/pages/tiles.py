@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scripts.machine_code.listing import MOST, Row, grouped, name, table
-from scripts.markdown import markdown_table
+from scripts.machine_code.listing import MOST, Row, grouped, name, table, without_constants
 
 RECEIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "receipts" / "sm120-machine-code.json"
 
@@ -25,7 +24,7 @@ def worst() -> str:
         ctas = min(row["ctas_per_sm"] for row in group)
         found.append((name(group[0]), group[0]["warps"], *most, ctas, copies))
     head = ("tile", "warps", "instr./weight", "registers", "spills", "shared, bytes", "sync loads", "CTAs/SM")
-    return markdown_table((*head, "16 B copies"), found)
+    return without_constants((*head, "16 B copies"), found)
 
 
 def sources() -> str:
