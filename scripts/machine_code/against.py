@@ -73,9 +73,10 @@ def bare(ptx: str) -> str:
 def dumped(tree: Path, triton: str | None) -> dict[str, str]:
     path = [str(tree / "overlay")]
     if triton:
-        import sm120_report
+        sys.path.insert(0, str(ROOT))
+        from scripts.machine_code import report
 
-        path.insert(0, str(sm120_report.fetched(triton)))
+        path.insert(0, str(report.fetched(triton)))
     command = [sys.executable, __file__, str(tree), "--dump"]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(path))
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
