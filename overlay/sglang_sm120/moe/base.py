@@ -37,7 +37,7 @@ class Sm120MoEMethod(FusedMoEMethodBase):
     def __init__(self, prefix: str, activation: str = "bf16") -> None:
         self.prefix = prefix
         self.activation = activation
-        self.role = "draft" if server_flags.is_draft_prefix(prefix) else "target"
+        self.role = server_flags.role(prefix)
         self.has_run = False
 
     def check_layer(self, hidden: int, inter: int, dtype: torch.dtype) -> None:

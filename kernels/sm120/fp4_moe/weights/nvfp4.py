@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
+from .checks import SLICE_BYTES
 from .formats import NARROW_SCALES
 
-SLICE_BYTES = 4 << 20
 _ZERO, _NONE = -10, 99  # in _EXPONENTS: the scale 0; no power of two
 
 
