@@ -47,7 +47,7 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     try:
         with interrupts.restored():
             if arguments.sm120_code:
-                document = selftest.run_sm120_code(arguments.triton, arguments.lean, _progress)
+                document = selftest.run_sm120_code(arguments.triton, arguments.lean, arguments.minutes, _progress)
             else:
                 document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them

@@ -3,7 +3,7 @@
 
     sanitize.py [--tools memcheck racecheck synccheck initcheck] [--codes sm_120a sm_121a own] [--out FILE]
 
-Each code compiles once; then every tool runs the same calls in a process of its own, all at the same time. Counted are
+Each code compiles once; then every tool runs the same calls in a process of its own, some at the same time. Counted are
 findings in the kernel package's kernels: torch's own copies, which initcheck reports while weights are prepared, are
 named and do not count. Exit status 1 when something was found, or a process did not run to its end.
 """
@@ -19,9 +19,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.reports.commit import commit
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 CODES = ("sm_120a", "sm_121a", "own")
@@ -101,6 +106,31 @@ def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, 
     return row | ({} if row["ok"] else {"output": done.stdout[-4000:]})
 
 
+def told(row: dict[str, Any]) -> str:
+    """A row as a line; of a red one the output too."""
+    found = "; ".join(f"{n} x {what}" for what, n in row["found"].items()) or "nothing"
+    counts = {what: sum(row[what].values()) for what in ("elsewhere", "explained")}
+    more = "".join(f"; {what} {n}" for what, n in counts.items() if n)
+    line = f"{'ok ' if row['ok'] else 'RED'} {row['code']:<8} {row['tool'] or 'compiled':<10} {found}{more}"
+    return line if row["ok"] else f"{line}\n{row['output']}"
+
+
+def about() -> dict[str, Any]:
+    """What a receipt says beside its rows."""
+    import torch
+    import triton
+
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    return {
+        "schema": 1,
+        "kind": "sanitizer",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "versions": versions,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
@@ -108,20 +138,24 @@ def main() -> int:
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     parser.add_argument("--sanitizer", default=found, help="its program (%(default)s)")
     parser.add_argument("--out", type=Path, help="a receipt as JSON")
+    parser.add_argument("--at-once", type=int, default=6, help="processes on the GPU at the same time (%(default)s)")
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(12) as pool:
-        rows = list(pool.map(lambda code: calls(code, cache, None, a.sanitizer), a.codes))
-        jobs = [(code, tool) for code in a.codes for tool in a.tools] if all(r["ok"] for r in rows) else []
-        rows += pool.map(lambda job: calls(job[0], cache, job[1], a.sanitizer), jobs)
-    for r in rows:
-        found = "; ".join(f"{n} x {what}" for what, n in r["found"].items()) or "nothing"
-        counts = {what: sum(r[what].values()) for what in ("elsewhere", "explained")}
-        more = "".join(f"; {what} {n}" for what, n in counts.items() if n)
-        print(f"{'ok ' if r['ok'] else 'RED'} {r['code']:<8} {r['tool'] or 'compiled':<10} {found}{more}")
-        if not r["ok"]:
-            print(r["output"])
-    if a.out:
-        a.out.write_text(json.dumps({"schema": 1, "kind": "sanitizer", "rows": rows}, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    head = about() if a.out else {}
+
+    def keep(row: dict[str, Any]) -> None:
+        """Say it and write it at once: what ends this process later takes no finished row along."""
+        rows.append(row)
+        print(told(row), flush=True)
+        if a.out:
+            a.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(a.at_once) as pool:
+        for row in pool.map(lambda code: calls(code, cache, None, a.sanitizer), a.codes):
+            keep(row)
+        jobs = [(code, tool) for tool in a.tools for code in a.codes] if all(r["ok"] for r in rows) else []
+        for done in as_completed([pool.submit(calls, code, cache, tool, a.sanitizer) for code, tool in jobs]):
+            keep(done.result())
     return 0 if all(r["ok"] for r in rows) else 1
 
 

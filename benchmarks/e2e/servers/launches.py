@@ -25,9 +25,7 @@ DUMMY = ("--load-format", "dummy")
 IDS_ONLY, TEXT = ("--skip-tokenizer-init",), ("--enable-metrics",)
 ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
-# Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
-TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
-# From NVFP4 on the overlay's own variable does that for a hybrid checkpoint's target.
+# Where SGLang's flag cannot name `sm120_triton`, the overlay's variables do.
 OURS_TOO = OURS | {"SGLANG_SM120_TARGET_MOE": "sm120_triton"}
 # On an SM90: `sm120_triton`'s kernels as Triton compiles them for an RTX PRO 6000.
 CODE = str(Path(__file__).resolve().parents[1] / "sm120_code_plugin")
@@ -130,7 +128,7 @@ LOAD = (
     ),
     Launch(
         "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
-        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, killed=True,
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + WINDOWS, text=True, bench=RISING, killed=True,
     ),
     Launch(
         "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
@@ -140,8 +138,8 @@ LOAD = (
         "stock-mxfp4-5", "mxfp4", "overlay off, 5 draft steps", "load", env=OFF, flags=MARLIN + eagle(5), gpus="1"
     ),
     Launch(
-        "ours-mxfp4-5", "mxfp4", "sm120_triton for target and draft, 5 draft steps", "load", env=TARGET_TOO,
-        flags=MARLIN + eagle(5),
+        "ours-mxfp4-5", "mxfp4", "sm120_triton for target and draft, 5 draft steps", "load", env=OURS_TOO,
+        flags=eagle(5),
     ),
 )  # fmt: skip
 # The other formats and the other draft, beside the group `load` on the same two GPUs.
@@ -163,7 +161,7 @@ TWO = "0,1"
 TWO_GPUS = (
     Launch(
         "one-gpu-mxfp4", "mxfp4", "native MXFP4 on one GPU, sm120_triton for target and draft", "two-gpus",
-        env=TARGET_TOO,
+        env=OURS_TOO, flags=EAGLE,
     ),
     Launch(
         "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus",
@@ -171,7 +169,7 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus",
-        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
         killed=True,
     ),
     Launch(
@@ -184,7 +182,7 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-ep2-mxfp4", "mxfp4", "native MXFP4, TP2 with expert parallelism 2, sm120_triton for target and draft",
-        "two-gpus", env=TARGET_TOO, flags=MARLIN + EAGLE + TP2 + EP2, gpus=TWO,
+        "two-gpus", env=OURS_TOO, flags=EAGLE + TP2 + EP2, gpus=TWO,
     ),
 )  # fmt: skip
 # The whole hybrid on our kernels, and the same numbers served otherwise.
@@ -212,21 +210,21 @@ NVFP4 = (
     ),
     Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
 )  # fmt: skip
+ON_SM120_CODE = OURS_TOO | SM120_CODE | {"PYTHONPATH": CODE}
 SM120 = (
-    Launch("own-mxfp4", "mxfp4", "native MXFP4, sm120_triton for target and draft", "sm120-code", env=TARGET_TOO),
     Launch(
-        "code-mxfp4", "mxfp4", "the same on SM120's code", "sm120-code",
-        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"},
+        "own-mxfp4", "mxfp4", "native MXFP4, sm120_triton for target and draft", "sm120-code", env=OURS_TOO,
+        flags=EAGLE,
     ),
-    Launch("own-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, sm120_triton for the draft", "sm120-code", env=ASSUME),
+    Launch("code-mxfp4", "mxfp4", "the same on SM120's code", "sm120-code", env=ON_SM120_CODE, flags=EAGLE),
     Launch(
-        "code-hybrid", "hybrid-nvfp4", "the same on SM120's code", "sm120-code",
-        env=ASSUME | SM120_CODE | {"PYTHONPATH": CODE},
+        "own-hybrid", "hybrid-nvfp4", "hybrid, sm120_triton for target and draft", "sm120-code", env=OURS_TOO,
+        flags=EAGLE,
     ),
+    Launch("code-hybrid", "hybrid-nvfp4", "the same on SM120's code", "sm120-code", env=ON_SM120_CODE, flags=EAGLE),
     Launch(
         "code-mxfp4-w4a8", "mxfp4", "MXFP8 activations on SM120's code", "sm120-code",
-        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"}
-        | {"SGLANG_SM120_ACTIVATION": "mxfp8"},
+        env=ON_SM120_CODE | {"SGLANG_SM120_ACTIVATION": "mxfp8"}, flags=EAGLE,
     ),
 )  # fmt: skip
 FAULTS = (

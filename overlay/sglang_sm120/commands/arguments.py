@@ -51,8 +51,10 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}{theirs}")
     if flags and arguments.command != "plan":
         command.error(f"{arguments.command} takes nothing after --")
-    if arguments.command == "selftest" and (arguments.triton or arguments.lean) and not arguments.sm120_code:
-        command.error("--triton and --lean are for --sm120-code")
+    if arguments.command == "selftest" and not arguments.sm120_code:
+        for flag in ("triton", "lean", "minutes"):
+            if getattr(arguments, flag):
+                command.error(f"--{flag} is for --sm120-code")
     if arguments.command == "tune" and not (arguments.shapes or arguments.model_path or arguments.check):
         command.error("give --model-path DIR or --shapes E,H,I,K")
     return arguments, flags
@@ -108,6 +110,7 @@ def _add_selftest(commands: Any) -> None:
     p.add_argument("--sm120-code", action="store_true", help="on an SM90: run what Triton compiles for SM120 instead")
     p.add_argument("--triton", type=_path, nargs="+", default=[], metavar="DIR", help="--sm120-code: other Tritons too")
     p.add_argument("--lean", action="store_true", help="--sm120-code: each tile on one layer only")
+    p.add_argument("--minutes", type=_minutes, metavar="M", help="--sm120-code: end what still runs after these (30)")
     p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
