@@ -80,15 +80,10 @@ def _scaled_weights(words, scales, BN: tl.constexpr, SB: tl.constexpr, NV: tl.co
 
 
 @triton.jit
-def _half_operands(w_ptr, s_ptr, x_rows, valid, rows32, row, K: tl.constexpr, NV: tl.constexpr):
-    """Of the last 32 columns: words [BN, 4], scales as `last_scales` has them [BN], activations [32, BT]."""
-    words = tl.load(
-        w_ptr.to(tl.pointer_type(tl.int32))
-        + (rows32 * (4 * K) + K // 64 * 256 + row % 32 * 4)[:, None]
-        + tl.arange(0, 4)[None, :]
-    )
-    x_ptrs = x_rows[None, :] + (K // 64 * 64 + tl.arange(0, 32))[:, None]
-    return words, last_scales(s_ptr, rows32, row, K, NV), tl.load(x_ptrs, mask=valid[None, :], other=0.0)
+def _half_operands(w_ptr, s_ptr, rows32, row, K: tl.constexpr, NV: tl.constexpr):
+    """Of the last 32 columns: words [BN, 4] and scales [BN], as `last_scales` has them."""
+    w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + (rows32 * (4 * K) + K // 64 * 256 + row % 32 * 4)[:, None]
+    return tl.load(w_ptrs + tl.arange(0, 4)[None, :]), last_scales(s_ptr, rows32, row, K, NV)
 
 
 @triton.jit
@@ -127,8 +122,9 @@ def accumulate_wgmma(
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N must be a multiple of 32, K // 64 of SB; if K is an odd multiple of 32, the last 32 columns follow the loop. The
-    activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7.
+    N must be a multiple of 32, K // 64 of SB. The last 32 columns of an odd multiple of 32 come before the loop: behind
+    it they would cost registers, and half of the 128-token tiles' programs. The activations' columns are in
+    `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7.
     """
     tl.static_assert(K // 64 % SB == 0)
     row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
@@ -143,8 +139,12 @@ def accumulate_wgmma(
         s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
     acc = tl.full((BN, BT), 0.0, tl.float32)
-    if K % 64 != 0:  # now, so that the loop hides how long they take
-        last_words, last_scale, last_x = _half_operands(w_ptr, s_ptr, x_rows, valid, rows32, row, K, NV)
+    if K % 64 != 0:
+        last_words, last_scale = _half_operands(w_ptr, s_ptr, rows32, row, K, NV)
+        last_x = tl.load(x_rows[None, :] + (K // 64 * 64 + tl.arange(0, 32))[:, None], mask=valid[None, :], other=0.0)
+        if not ASM:
+            last_x = last_x.to(tl.float32)
+        acc = _summed(tl.dot(_half_weights(last_words, last_scale, BN, NV, ASM), last_x, acc), ASM)
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
         words, scales = tl.load(w_ptrs), tl.load(s_ptrs)
         x = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
@@ -156,10 +156,6 @@ def accumulate_wgmma(
         w_ptrs += SB * 256
         s_ptrs += SB * 32 if NV else SB * 16
         x_ptrs += SB * 64
-    if K % 64 != 0:
-        if not ASM:
-            last_x = last_x.to(tl.float32)
-        acc = _summed(tl.dot(_half_weights(last_words, last_scale, BN, NV, ASM), last_x, acc), ASM)
     if ASM and not NV:
         acc *= 2.0**64
     return acc

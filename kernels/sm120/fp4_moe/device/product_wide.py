@@ -113,8 +113,8 @@ def accumulate_wide(
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N and K must be multiples of 32. What is left of K after steps of SB (1 or 2) superblocks, one and half of one at
-    most, follows the loop. NV: with ASM, times 2**-7.
+    N and K must be multiples of 32. What steps of SB (1 or 2) superblocks leave of K, one and half of one at most, is
+    multiplied before the loop, which then has all registers. NV: with ASM, times 2**-7.
     """
     SUPERBLOCKS: tl.constexpr = K // 64
     tl.static_assert(SB <= 2)
@@ -125,20 +125,19 @@ def accumulate_wide(
     s_offs = (rows32 * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
     x_ptrs = x_rows[None, :] + (column // 32 * 64 + column % 32)[:, None]
     acc = tl.full((BN, BT), 0.0, tl.float32)
+    if K % 64 != 0:
+        acc = _add_half(acc, w_ptr, s_ptr, x_rows, valid, rows32, row, K, BN, NV, ASM)
+    if SUPERBLOCKS % SB != 0:
+        one = tl.arange(0, 32)
+        last_w = (rows32 * (16 * K) + (SUPERBLOCKS - 1) * 1024 + row % 32 * 32)[:, None] + one[None, :]
+        last_s = (rows32 * (K // 2) + (SUPERBLOCKS - 1) * 32 + row % 32)[:, None]
+        last_x = x_rows[None, :] + ((SUPERBLOCKS - 1) * 64 + one)[:, None]
+        acc = _add_superblocks(acc, w_ptr, last_w, s_ptr, last_s, last_x, one, valid, BN, 1, NV, ASM)
     for _ in tl.range(0, SUPERBLOCKS // SB, num_stages=STAGES):
         acc = _add_superblocks(acc, w_ptr, w_offs, s_ptr, s_offs, x_ptrs, column, valid, BN, SB, NV, ASM)
         w_offs += SB * 1024
         s_offs += SB * 32
         x_ptrs += SB * 64
-    if SUPERBLOCKS % SB != 0:
-        first = SUPERBLOCKS - 1
-        column = tl.arange(0, 32)
-        w_offs = (rows32 * (16 * K) + first * 1024 + row % 32 * 32)[:, None] + column[None, :]
-        s_offs = (rows32 * (K // 2) + first * 32 + row % 32)[:, None]
-        x_ptrs = x_rows[None, :] + (first * 64 + column)[:, None]
-        acc = _add_superblocks(acc, w_ptr, w_offs, s_ptr, s_offs, x_ptrs, column, valid, BN, 1, NV, ASM)
-    if K % 64 != 0:
-        acc = _add_half(acc, w_ptr, s_ptr, x_rows, valid, rows32, row, K, BN, NV, ASM)
     if ASM and not NV:
         acc *= 2.0**64
     return acc
