@@ -32,7 +32,6 @@ PROFILES = {
             *rows_of([shape], ["speculative", "skewed"], [t for t in TOKENS if t <= 256]),
         )
     ],
-    "shapes": rows_of([s for s in workload.SHAPES if s not in V4_FLASH], ["uniform"], [1, 4, 16, 64, 256, 4096]),
     "first": rows_of(IN_TURN, ["uniform"], FIRST),
     # No kernel that `first` has not compiled: the routing decides no tile.
     "routings": [
