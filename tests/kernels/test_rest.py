@@ -8,9 +8,8 @@ import torch
 from layers import form_of, random_call, random_layer, random_nvfp4, relative
 from triton.runtime import interpreter
 
-from scripts.machine_code import compiled_tile
 from sglang_sm120.kernels.sm120 import fp4_moe as moe
-from sglang_sm120.kernels.sm120.fp4_moe.host import program, schedule
+from sglang_sm120.kernels.sm120.fp4_moe.host import program
 
 HIDDEN, EXPERTS = 128, 2
 # SM120's steps are two superblocks of 64 columns, SM90's one: a superblock, half of one, or both are left.
@@ -80,15 +79,3 @@ def test_no_program_reads_behind_the_last_expert(gpu, request, monkeypatch):
     monkeypatch.setattr(interpreter._interpreter, "load", watched)
     made.run(x, w, ids, probabilities, torch.empty_like(x))
     assert outside == []
-
-
-@pytest.mark.parametrize("kernel", ["gate_up", "down"])
-@pytest.mark.parametrize(("weights", "inter"), [(moe.MXFP4, 288), (moe.NVFP4, 288), (moe.MXFP4, 576)], ids=str)
-def test_machine_code_for_sm120_keeps_its_limits(kernel, weights, inter):
-    """V4.1-Flash at TP8 and TP4."""
-    plan = schedule.plan(schedule.Work(4096, 6, 384, 5120, inter, format=weights), compiled_tile.SMS, False)
-    tile = {"gate_up": plan.gate_up, "down": plan.down}[kernel]
-    config = {"format": weights.name, "kernel": kernel, "mode": "bf16", "tile": tile, "many": plan.many, "scan": False}
-    made = compiled_tile.measure(config | {"partial": "*bf16", "hidden": 5120, "inter": inter, "top_k": 6}, 120)
-    assert plan.many
-    assert compiled_tile.broken_limits(made) == []
