@@ -17,14 +17,14 @@ from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 
-def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4):
-    plan = schedule.plan(schedule.Work(tokens, 6, 256, 4096, 2048, format=weights), 132, True)
+def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4, inter: int = 2048):
+    plan = schedule.plan(schedule.Work(tokens, 6, 256, 4096, inter, format=weights), 132, True)
     assert plan.many
     assert plan.partial == torch.bfloat16
     tile = {"gate_up": plan.gate_up, "down": plan.down}[kernel]
     return {
         "format": weights.name, "kernel": kernel, "mode": "bf16", "tile": tile, "many": True, "scan": False,
-        "partial": "*bf16", "hidden": 4096, "inter": 2048, "top_k": 6,
+        "partial": "*bf16", "hidden": 4096, "inter": inter, "top_k": 6,
     }  # fmt: skip
 
 
@@ -78,3 +78,12 @@ def test_what_comes_first_waits_before_it_touches_memory(kernel, options):
     order = re.findall(r"griddepcontrol\.\w+|ld\.global|st\.global", ptx)
     assert order[:2] == ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
     assert {"ld.global", "st.global"} <= set(order[2:])
+
+
+@pytest.mark.parametrize("kernel", ["gate_up", "down"])
+@pytest.mark.parametrize("weights", [fp4_moe.MXFP4, fp4_moe.NVFP4], ids=lambda f: f.name)
+def test_half_a_superblock_costs_no_register(kernel, weights):
+    """With more than 128 a thread one program of 8 warps is alone on its SM."""
+    made = compiled_tile.measure(config(kernel, 8192, weights, 288), 90)
+    assert (made["tokens"], made["warps"], made["spills"], made["sync_loads"]) == (128, 8, 0, 0)
+    assert made["registers"] <= 128

@@ -78,9 +78,9 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     scan = w.routes <= SCAN_LIMIT
     expected = w.routes / w.experts  # routes of an expert
     active = min(w.routes, w.experts)
-    # Whole tiles of 128 rows, whole steps of two superblocks (SM90: of one).
-    divisible = w.hidden % 128 == 0 and w.inter % (64 if sm90 else 128) == 0
-    many = expected > (8 if sm90 else 16) and divisible and not (w.invariant or w.wide_range or w.fp8)
+    # A row of the second product is at least a step, of two superblocks (SM90: of one); what is left comes first.
+    fits = w.hidden % 128 == 0 and w.inter >= (64 if sm90 else 128)
+    many = expected > (8 if sm90 else 16) and fits and not (w.invariant or w.wide_range or w.fp8)
     width = _wgmma_width(expected) if many and sm90 else _group_width(expected, w.fp8)
     if w.fp8:
         width = min(width, 32) if w.invariant else width
