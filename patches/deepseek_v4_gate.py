@@ -7,11 +7,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, known_kernels, runners, stock
+from sglang_sm120.checkpoint import inspection, shares
+from sglang_sm120.moe import decisions, known_kernels, launch_files, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.launch_files import Files
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import DISABLE, RUNNER, Settings
@@ -86,9 +87,10 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         if view.device != "cuda":
             return {}
         still_reached.require()
-        _refuse_damaged(view)
+        files = _files(view)
+        _refuse_uneven(view, server_flags.resolving_model_config(server_args).hf_text_config)
         _decided = server_args
-        launch = launch_of.facts(server_args, settings, _unreached(view, settings))
+        launch = launch_of.facts(server_args, settings, files, _unreached(view, settings))
         try:
             target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
@@ -166,17 +168,36 @@ def _refuse_moved_weights(view: ResolvedFlags, target_is_ours: bool, draft_is_ou
             )
 
 
-def _refuse_damaged(view: ResolvedFlags) -> None:
-    """Stop before SGLang reads experts in a format that they do not have."""
-    directory = Path(view.model_path)
-    if view.load_format == "dummy" or not directory.is_dir():
-        return
+def _files(view: ResolvedFlags) -> Files:
+    """The checkpoints of the launch; stop before SGLang reads experts in a format that they do not have."""
+    model = Path(view.model_path)
+    if view.load_format == "dummy" or not model.is_dir():
+        return Files()
+    algorithm = view.speculative_algorithm
     try:
-        problems = inspection.inspect(directory).problems
+        target = inspection.read(model)
+        files = launch_files.of_draft(target, view.model_path, algorithm, view.speculative_draft_model_path)
     except inspection.CheckpointError as error:
         raise SystemExit(f"sglang-sm120: {error}") from error
+    problems = [f"{model}: {'; '.join(target.checkpoint.problems)}"] if target.checkpoint.problems else []
+    if algorithm and getattr(view, "speculative_draft_load_format", None) != "dummy":
+        states = {name: str(state.status) for name, state in records.STATES.items()}
+        problems += files.draft_problems(algorithm, launch_files.read_draft_as(target, states))
     if problems:
-        raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
+        raise SystemExit(f"sglang-sm120: {'; '.join(problems)}")
+    return files
+
+
+def _refuse_uneven(view: ResolvedFlags, text: Any) -> None:
+    """Stop before SGLang asserts, without a text, that the experts can be dealt out to the ranks."""
+    ep, redundant = view.ep_size, getattr(view, "ep_num_redundant_experts", None) or 0
+    if ep < 1 or view.tp_size % ep:
+        return  # SGLang says that
+    stages = getattr(text, "dspark_n_routed_experts", None) if view.speculative_algorithm == "DSPARK" else None
+    drafts = (stages or text.n_routed_experts) if view.speculative_algorithm else None
+    faults = shares.uneven(text.n_routed_experts, ep, redundant, drafts)
+    if faults:
+        raise SystemExit(f"sglang-sm120: {'; '.join(faults)}")
 
 
 def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:
