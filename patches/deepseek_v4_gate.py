@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_sm120.checkpoint import inspection, shares
+from sglang_sm120.checkpoint import inspection
 from sglang_sm120.moe import decisions, known_kernels, launch_files, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
@@ -87,8 +86,7 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         if view.device != "cuda":
             return {}
         still_reached.require()
-        files = _files(view)
-        _refuse_uneven(view, server_flags.resolving_model_config(server_args).hf_text_config)
+        files = _files(view, server_flags.resolving_model_config(server_args).hf_text_config)
         _decided = server_args
         launch = launch_of.facts(server_args, settings, files, _unreached(view, settings))
         try:
@@ -168,36 +166,17 @@ def _refuse_moved_weights(view: ResolvedFlags, target_is_ours: bool, draft_is_ou
             )
 
 
-def _files(view: ResolvedFlags) -> Files:
-    """The checkpoints of the launch; stop before SGLang reads experts in a format that they do not have."""
-    model = Path(view.model_path)
-    if view.load_format == "dummy" or not model.is_dir():
-        return Files()
-    algorithm = view.speculative_algorithm
+def _files(view: ResolvedFlags, text: Any) -> Files:
+    """The checkpoints of the launch; stop before SGLang reads what they do not have."""
+    states = {name: str(state.status) for name, state in records.STATES.items()}
     try:
-        target = inspection.read(model)
-        files = launch_files.of_draft(target, view.model_path, algorithm, view.speculative_draft_model_path)
+        files, problems = launch_files.read(view, states)
     except inspection.CheckpointError as error:
         raise SystemExit(f"sglang-sm120: {error}") from error
-    problems = [f"{model}: {'; '.join(target.checkpoint.problems)}"] if target.checkpoint.problems else []
-    if algorithm and getattr(view, "speculative_draft_load_format", None) != "dummy":
-        states = {name: str(state.status) for name, state in records.STATES.items()}
-        problems += files.draft_problems(algorithm, launch_files.read_draft_as(target, states))
+    problems += launch_files.count_problems(view, text)
     if problems:
         raise SystemExit(f"sglang-sm120: {'; '.join(problems)}")
     return files
-
-
-def _refuse_uneven(view: ResolvedFlags, text: Any) -> None:
-    """Stop before SGLang asserts, without a text, that the experts can be dealt out to the ranks."""
-    ep, redundant = view.ep_size, getattr(view, "ep_num_redundant_experts", None) or 0
-    if ep < 1 or view.tp_size % ep:
-        return  # SGLang says that
-    stages = getattr(text, "dspark_n_routed_experts", None) if view.speculative_algorithm == "DSPARK" else None
-    drafts = (stages or text.n_routed_experts) if view.speculative_algorithm else None
-    faults = shares.uneven(text.n_routed_experts, ep, redundant, drafts)
-    if faults:
-        raise SystemExit(f"sglang-sm120: {'; '.join(faults)}")
 
 
 def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:

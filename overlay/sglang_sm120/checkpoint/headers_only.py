@@ -60,7 +60,7 @@ def write(
 def all_layouts(shape: Shape) -> list[Layout]:
     """A shard for each block, and one for the embeddings."""
     draft = {f"mtp.{number}": shape.draft_experts or shape.experts for number in range(shape.draft_blocks)}
-    shards = [{"embed.weight": ("BF16", (shape.vocabulary, shape.hidden))}]
+    shards: list[Layout] = [{"embed.weight": ("BF16", (shape.vocabulary, shape.hidden))}]
     shards += [_experts(shape, f"layers.{number}", shape.kind, shape.experts) for number in range(shape.layers)]
     shards += [_experts(shape, block, shape.draft_kind, experts) for block, experts in draft.items()]
     width = len(shape.watched) if shape.draft == "dspark" else 1

@@ -77,6 +77,13 @@ class Inspected:
         return drafts.format_of(self.survey, drafts.layers_of(self.text))
 
     @property
+    def looked_at(self) -> Kind | None:
+        """Format that SGLang by itself takes all experts for: packed FP4, or FP8; None where no expert says it."""
+        first = self.survey.blocks.get(self.survey.first or "")
+        kind = kind_of(first.usual) if first else "other"
+        return None if kind == "other" else "fp8" if kind == "fp8" else "mxfp4"
+
+    @property
     def weights(self) -> Weights | None:
         """Bytes of all tensors; None without any."""
         return memory.weigh(self.survey, drafts.layers_of(self.text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _ROUTED = re.compile(
 )
 _BLOCK = re.compile(r"(?:^|\.)(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.")
 _PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_WEIGHTS = ("w1.weight", "w2.weight", "w3.weight")
 _SCALES = ("w1.scale", "w1.weight_scale_inv")
 _OF_ACTIVATIONS = ".input_scale"  # which not every kernel needs, so an expert may lack it
 
@@ -72,12 +73,14 @@ class Survey:
         blocks: `layers.0`, `mtp.0`, … -> its routed experts, in the order of the names' first appearance, sorted.
         others: names of all other tensors.
         expert_bytes, other_bytes: of a block's tensors; "" is no block.
+        first: block of the first expert in the index, or in the first shard without one: where SGLang looks.
     """
 
     blocks: Mapping[str, Experts]
     others: frozenset[str] = frozenset()
     expert_bytes: Mapping[str, int] = field(default_factory=dict)
     other_bytes: Mapping[str, int] = field(default_factory=dict)
+    first: str | None = None
 
     @property
     def is_part(self) -> bool:
@@ -101,11 +104,13 @@ def read(directory: Path) -> Survey:
     for name, file in (placed or {}).items():
         wanted.setdefault(file, set()).add(name)
     collected = _Collected()
+    collected.look(placed or ())
     for file in headers.shards(directory, placed):
         entries = headers.tensor_headers(file)
         lacking = wanted.get(file, set()) - entries.keys()
         if lacking:
             raise CheckpointError(f"{file} lacks {min(lacking)}, which {headers.INDEX} places there; download it again")
+        collected.look(entries)
         for name, entry in entries.items():
             collected.add(name, entry, file)
     return collected.survey()
@@ -129,6 +134,13 @@ class _Collected:
         self.others: set[str] = set()
         self.bytes: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self.entries: dict[str, Mapping[str, Any]] = {}
+        self.first: str | None = None
+
+    def look(self, names: Iterable[str]) -> None:
+        """Note the first expert's block."""
+        if self.first is None:
+            parts = filter(None, map(part_of, names))
+            self.first = next((part.block for part in parts if part.name in _WEIGHTS), None)
 
     def add(self, name: str, entry: Mapping[str, Any], file: Path) -> None:
         begin, end = entry["data_offsets"]
@@ -147,7 +159,7 @@ class _Collected:
 
     def survey(self) -> Survey:
         blocks = {block: self._experts(block) for block in sorted(self.experts, key=_order)}
-        return Survey(blocks, frozenset(self.others), *map(dict, self.bytes))
+        return Survey(blocks, frozenset(self.others), dict(self.bytes[0]), dict(self.bytes[1]), self.first)
 
     def _experts(self, block: str) -> Experts:
         experts = dict(sorted(self.experts[block].items()))

@@ -163,7 +163,10 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
     _refuse_mxfp4(launch, source, asked, launch.draft_converted_scales)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
-        return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+        theirs = (
+            "SGLang's own choice for them is SM100 only" if launch.kind != "fp8" else "the target's runner reads FP8"
+        )
+        return Route(RUNNER, f"the draft's experts are MXFP4; {theirs}")
     return Route(asked, f"{source} {asked} was asked for")
 
 

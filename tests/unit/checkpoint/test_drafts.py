@@ -75,12 +75,11 @@ def test_a_draft_in_a_format_of_its_own(tmp_path, target, draft):
     """Served where SGLang looks at the draft; where it looks at the index's first expert, that is said."""
     found = inspection.read(write(tmp_path, with_block(whole(target), "mtp.0", draft), target))
     assert (found.checkpoint.kind, found.checkpoint.problems, found.draft_kind) == (target, (), draft)
-    assert found.draft_problems("EAGLE") == []
-    reads = launch_files.read_draft_as(found, {})
-    assert reads == ("fp8" if target == "fp8" else "mxfp4")
-    assert launch_files.read_draft_as(found, {"draft_format": "applied"}) is None
-    (said,) = found.draft_problems("EAGLE", reads)
-    assert said.endswith(f"and SGLang would read them as {'FP8' if reads == 'fp8' else 'MXFP4'}; {OTHERWISE}")
+    files = launch_files.of_draft(found, str(tmp_path), "EAGLE", None)
+    assert files.problems("EAGLE", {"draft_format": "applied"}) == []
+    (said,) = files.problems("EAGLE", {})
+    reads = "FP8" if target == "fp8" else "MXFP4"
+    assert said.endswith(f"and SGLang would read them as {reads}; {OTHERWISE}")
 
 
 @pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
@@ -90,7 +89,12 @@ def test_whose_expert_comes_first_does_not_matter(tmp_path, first, index):
     ordered = dict(sorted(tensors.items(), key=lambda item: (not item[0].startswith(first), item[0])))
     directory = write(tmp_path, ordered, "fp8", index=index)
     assert (first_expert.kind(directory, draft=False), first_expert.kind(directory, draft=True)) == ("fp8", "mxfp4")
-    assert inspection.inspect(directory).kind == "fp8"
+    files = launch_files.of_draft(inspection.read(directory), str(directory), None, None)
+    assert files.target.checkpoint.kind == "fp8"
+    assert files.problems(None, {"draft_format": "applied"}) == []
+    says = "the target's experts are FP8, and SGLang would read them as MXFP4, the format of mtp.0, which comes first"
+    # Without an index SGLang looks into the first shard, which is the target's here.
+    assert says in "".join(files.problems(None, {})) or first == "layers." or not index
 
 
 def test_an_nvfp4_target_is_told_from_its_draft(tmp_path):
@@ -130,20 +134,21 @@ def test_the_directory_that_the_launch_names(tmp_path):
     bad, good = write(tmp_path / "bad", transcoded("hybrid-nvfp4")), write(tmp_path / "good", HYBRID)
     target = inspection.read(good)
 
-    def files(model, algorithm="EAGLE", draft=None):
-        return launch_files.of_draft(inspection.read(model), str(model), algorithm, draft and str(draft))
+    def problems(model, algorithm="EAGLE", draft=None):
+        files = launch_files.of_draft(inspection.read(model), str(model), algorithm, draft and str(draft))
+        return files.problems(algorithm, {"draft_format": "applied"})
 
-    assert launch_files.of_draft(target, str(good), None, str(bad)).draft_problems("EAGLE") == []
-    (said,) = files(good, draft=bad).draft_problems("EAGLE")
+    assert problems(good, None, bad) == problems(bad, None) == []
+    (said,) = problems(good, draft=bad)
     assert said.startswith(f"{bad}: the draft's experts of mtp.0 are NVFP4 (U8)")
-    assert files(bad, draft=good).draft_problems("EAGLE") == []
-    (said,) = files(bad, draft=f"{bad}/").draft_problems("EAGLE")
+    assert problems(bad, draft=good) == []
+    (said,) = problems(bad, draft=f"{bad}/")
     assert said.startswith(f"{bad}: ")
-    assert files(good, draft=tmp_path / "a-name-of-a-hub").draft_problems("EAGLE") == []
+    assert problems(good, draft=tmp_path / "a-name-of-a-hub") == []
     shard = sorted(bad.glob("*.safetensors"))[-1]
     shard.write_bytes(shard.read_bytes()[:5000])
     with pytest.raises(inspection.CheckpointError, match=shard.name):
-        files(good, draft=bad)
+        problems(good, draft=bad)
     lean = write(tmp_path / "lean", without(HYBRID, "mtp.0.ffn"))
     weights = memory.with_draft(inspection.read(lean).weights, target.weights)
     assert weights.draft_experts == target.weights.draft_experts > 0

@@ -103,10 +103,9 @@ def _with_files(plan: Plan, model: Path, memory_gib: int, sizes: Sizes, found: I
         files = launch_files.of_draft(found, str(model), algorithm, sizes.speculative_draft_model_path)
     except CheckpointError as error:
         return replace(plan, errors=(*plan.errors, str(error)))
-    if algorithm and "dummy" not in (sizes.load_format, sizes.speculative_draft_load_format):
+    if "dummy" not in (sizes.load_format, sizes.speculative_draft_load_format):
         states = {patch.name: patch.status for patch in plan.patches}
-        problems = files.draft_problems(algorithm, launch_files.read_draft_as(found, states))
-        plan = replace(plan, errors=(*plan.errors, *problems))
+        plan = replace(plan, errors=(*plan.errors, *files.problems(algorithm, states)))
     weights = memory.with_draft(found.weights, files.draft.weights if files.draft else None)
     return plan if weights is None else _weighed(plan, memory_gib, sizes, weights, found.checkpoint.experts)
 
