@@ -103,7 +103,7 @@ REFUSED = [
     ("native bytes", "bytes", [*TP1, TARGET_FLAG, "flashinfer_mxfp4"], {}, "stores scales as U8, which SGLang's loa"),
     ("no input scales", "no input scales", [*TP1, TARGET_FLAG, "flashinfer_cutlass"], {}, "no input_scale for them"),
     ("EAGLE on 0731", "0731", TP1 + EAGLE, {}, "its draft is DSpark's: --speculative-algorithm DSPARK"),
-    ("DSpark without stages", "hybrid", TP1 + DSPARK, {}, "DSPARK"),
+    ("DSpark without stages", "hybrid", TP1 + DSPARK, {}, "no DSpark stages: mtp.0.main_proj.weight is not there"),
     ("stripped", "stripped", TP1 + EAGLE, {}, "no NextN layer for EAGLE: mtp.0.e_proj.weight is not there"),
     ("no NextN layers", "hybrid", [*TP1, *EAGLE, *NO_LAYER], {}, "num_nextn_predict_layers is 0 (config.json, --json"),
     ("MXFP4 layer", "MXFP4 layer", TP1, {}, "the experts of layers.1 are MXFP4 (I8), and SGLang would read them as"),

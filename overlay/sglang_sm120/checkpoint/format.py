@@ -29,7 +29,8 @@ class Shape:
     """Formats, widths and counts of a checkpoint; the defaults are DeepSeek-V4-Flash's but for the number of layers.
 
     Attributes:
-        kind: of `KINDS`; a draft's experts are FP8 in an `fp8` checkpoint and MXFP4 in the others.
+        kind: of `KINDS`.
+        draft_format: of the draft's experts; empty is FP8 in an `fp8` checkpoint and MXFP4 in the others.
         draft: of `DRAFTS`; V4.1 has the second alone.
         family: of `FAMILIES`; V4.1's configuration is nested, and 32 rows and columns share a scale.
         draft_experts, draft_top_k: of a DSpark draft's stages; 0 is the target's.
@@ -39,6 +40,7 @@ class Shape:
 
     kind: str = "mxfp4"
     draft: str = "nextn"
+    draft_format: str = ""
     family: str = "v4"
     layers: int = 3
     experts: int = 256
@@ -60,7 +62,7 @@ class Shape:
     draft_top_k: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("draft", DRAFTS), ("family", FAMILIES)):
+        for name, known in (("kind", KINDS), ("draft", DRAFTS), ("family", FAMILIES), ("draft_format", ("", *KINDS))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
         for name, least, unit in (
@@ -80,7 +82,7 @@ class Shape:
     @property
     def draft_kind(self) -> str:
         """Format of the draft's routed experts."""
-        return "fp8" if self.kind == "fp8" else "mxfp4"
+        return self.draft_format or ("fp8" if self.kind == "fp8" else "mxfp4")
 
     @property
     def watched(self) -> list[int]:
