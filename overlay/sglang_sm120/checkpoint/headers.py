@@ -82,7 +82,8 @@ def index(directory: Path) -> dict[str, Path] | None:
         return None
     try:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        return {name: directory / shard for name, shard in weight_map.items()}
+        files = {shard: directory / shard for shard in weight_map.values()}
+        return {name: files[shard] for name, shard in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{file} is cut short or has no weight_map; download it again") from None
     except OSError as error:

@@ -14,13 +14,15 @@ from sglang_sm120.checkpoint.format import Layout, Shape
 
 _FLASH = Shape()
 _PRO = replace(_FLASH, hidden=7168, intermediate=3072, experts=384, heads=128, q_rank=1536, o_groups=16)
-# V4-Flash-0731 is `flash` with DSpark's draft; REAP prunes V4-Flash's routed experts to so many.
+# V4-Flash-0731 is `flash` with DSpark's draft; REAP prunes V4-Flash's routed experts to so many; there are FP8
+# conversions of the target that leave the draft.
 SIZES = {
     "flash": _FLASH,
     "pro": replace(_PRO, routed_scaling=2.5),
     "v4.1": replace(
         _FLASH, family="v4.1", hidden=5120, intermediate=2304, experts=384, draft_experts=128, draft_top_k=3
     ),
+    "mxfp4-draft": replace(_FLASH, draft_format="mxfp4"),
     **{f"reap-{experts}": replace(_FLASH, experts=experts) for experts in (144, 160, 180)},
 }
 

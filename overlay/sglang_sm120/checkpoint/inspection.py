@@ -136,7 +136,7 @@ def read(directory: Path) -> Inspected:
         text.get("swiglu_limit"),
         tuple(problems),
     )
-    exporter = str(quantization.get("quant_method", "no quant_method")) if kind == "other" else None
+    exporter = str(quantization.get("quant_method", "an exporter without a name")) if kind == "other" else None
     return Inspected(facts, found, text, quantization, exporter)
 
 

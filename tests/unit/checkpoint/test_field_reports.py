@@ -48,7 +48,7 @@ def test_published_models(tmp_path, size, kind):
 
 
 WRONG = {
-    "scales of activations' size": (without(HYBRID, ".weight_scale_2"), "lack w1.weight_scale_2, their multiplier"),
+    "no multipliers": (without(HYBRID, ".weight_scale_2"), "lack w1.weight_scale_2, their multiplier"),
     "one multiplier": (without(HYBRID, "2.ffn.experts.5.w3.weight_scale_2"), "expert 5 of layers.2 lacks w3.weight_sc"),
     "block scales of BF16": (stored_as(HYBRID, "experts.3.w2.weight_scale", "BF16"), "expert 3 of layers.0 has w2.wei"),
     "multipliers of bytes": (stored_as(HYBRID, ".weight_scale_2", "U8"), "have multipliers of U8 (w1.weight_scale_2)"),

@@ -5,6 +5,7 @@ The checkpoint's facts are read here; everything else is asked of SGLang in a ch
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +50,19 @@ def make(model: Path, flags: list[str], arch: str | None = None, memory_gib: int
         plan = replace(plan, warnings=(_left_alone(model, found),))
         if found.exporter is None:
             return plan
-    plan = replace(plan, errors=(() if stock else plan.errors) or _usage(plan, flags))
+    unread = _is_dummy(flags)
+    problems = () if unread else plan.errors
+    plan = replace(plan, errors=(() if stock else problems) or _usage(plan, flags))
     if plan.errors:
         return plan
     plan = _asked(plan, model, flags, memory_gib, found)
-    return replace(plan, errors=(*(f"{model}: {p}" for p in facts.problems), *plan.errors)) if stock else plan
+    return replace(plan, errors=(*problems, *plan.errors)) if stock else plan
+
+
+def _is_dummy(flags: list[str]) -> bool:
+    """Whether the flags ask for weights that no file holds, so that none is read."""
+    given = " ".join(flags).replace("=", " ").split()
+    return ("--load-format", "dummy") in itertools.pairwise(given)
 
 
 def _left_alone(model: Path, found: Inspected) -> str:
@@ -80,7 +89,7 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: In
     assumed, filtered = os.environ.get(settings.ASSUME.name), os.environ.get("SGLANG_PLUGINS")
     if assumed and assumed != plan.arch:
         said = f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {plan.arch} says"
-        plan = replace(plan, warnings=(said,))
+        plan = replace(plan, warnings=(*plan.warnings, said))
     request = Request(model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib)
     try:
         answer = ask(request, plan.stock)
