@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, known_kernels, runners, stock
+from sglang_sm120.moe import decisions, known_kernels, launch_files, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.launch_files import Files
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import DISABLE, RUNNER, Settings
@@ -86,9 +86,9 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         if view.device != "cuda":
             return {}
         still_reached.require()
-        _refuse_damaged(view)
+        files = _files(view, server_flags.resolving_model_config(server_args).hf_text_config)
         _decided = server_args
-        launch = launch_of.facts(server_args, settings, _unreached(view, settings))
+        launch = launch_of.facts(server_args, settings, files, _unreached(view, settings))
         try:
             target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
@@ -166,17 +166,17 @@ def _refuse_moved_weights(view: ResolvedFlags, target_is_ours: bool, draft_is_ou
             )
 
 
-def _refuse_damaged(view: ResolvedFlags) -> None:
-    """Stop before SGLang reads experts in a format that they do not have."""
-    directory = Path(view.model_path)
-    if view.load_format == "dummy" or not directory.is_dir():
-        return
+def _files(view: ResolvedFlags, text: Any) -> Files:
+    """The checkpoints of the launch; stop before SGLang reads what they do not have."""
+    states = {name: str(state.status) for name, state in records.STATES.items()}
     try:
-        problems = inspection.inspect(directory).problems
+        files, problems = launch_files.read(view, states)
     except inspection.CheckpointError as error:
         raise SystemExit(f"sglang-sm120: {error}") from error
+    problems += launch_files.count_problems(view, text)
     if problems:
-        raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
+        raise SystemExit(f"sglang-sm120: {'; '.join(problems)}")
+    return files
 
 
 def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:

@@ -1,7 +1,7 @@
 """Write a random DeepSeek-V4 checkpoint that SGLang serves: real widths, few layers, with its draft.
 
     python scripts/checkpoints/make.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
-                                      [--experts 32] [--cast] [--small] [--seed 0]
+                                      [--draft-format mxfp4|fp8] [--experts 32] [--cast] [--small] [--seed 0]
 
 Every tensor of the published layout is there, so SGLang's own loader and its checks run on it. The same arguments give
 the same bytes, whatever the number of threads. Beside this package only numpy is needed. Without `--layers` there are
@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=KINDS, default="mxfp4")
     parser.add_argument("--draft", choices=DRAFTS, default="nextn")
+    parser.add_argument("--draft-format", choices=KINDS, help="of the draft's experts, where it is not the usual one")
     parser.add_argument("--cast", action="store_true", help="NVFP4 as a lossless cast of MXFP4")
     parser.add_argument("--small", action="store_true", help="widths of a test, not of a real model")
     parser.add_argument("--threads", type=int, default=8)

@@ -25,6 +25,7 @@ STATES = {
     "deepseek_v4_gate": "applied",
     "cutlass_swiglu_limit": "not needed",
     "marlin_routed_scaling": "not needed",
+    "draft_format": "applied",
     "mxfp4_nextn": "applied",
     "mxfp4_experts": "applied",
     "weight_updates": "applied",

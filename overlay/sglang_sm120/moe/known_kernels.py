@@ -7,7 +7,7 @@ SGLang's NVFP4 method implements no runner but these two families, FlashInfer CU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_sm120.settings import RUNNER
@@ -18,6 +18,9 @@ METHOD, OUR_NVFP4_METHOD = "Sm120Mxfp4MoEMethod", "Sm120Nvfp4MoEMethod"
 OURS = (METHOD, OUR_NVFP4_METHOD)
 NVFP4_METHOD, FP8_METHOD = "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"  # SGLang's, each for several runners
 NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
+# Columns of an expert on a rank, in SGLang's NVFP4 method: FlashInfer CUTLASS pads no gated experts, whose rows, gate
+# and up together, are swizzled in tiles of 128; Marlin's tiles have 64 columns.
+NVFP4_MULTIPLE = 64
 SM12X = 12  # major compute capability
 
 
@@ -61,7 +64,8 @@ _TRTLLM_NVFP4 = _kernel("FlashInfer TRT-LLM NVFP4", NVFP4_METHOD, 10)
 _TRTLLM_MXFP4 = _kernel("FlashInfer TRT-LLM MXFP4", "Mxfp4FlashinferTrtllmMoEMethod", 10)
 _TRTLLM_FP8 = _kernel("FlashInfer TRT-LLM FP8", FP8_METHOD, 10)
 _TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True)
-_DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8 and packed FP4
+_DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8
+_DEEP_GEMM_FP4 = replace(_DEEP_GEMM, offered=True)  # packed FP4 too, on SM120 in releases that have that
 _SGL_TRTLLM, _MEGAMOE = _kernel("SGLang TRT-LLM", None, 10), _kernel("FlashInfer MegaMoE", None, 10)
 
 # Ours: made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to them.
@@ -93,7 +97,7 @@ _MXFP4: dict[str, Kernel] = {
     "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True),
     RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True),
     "humming": _kernel("Humming MXFP4", "Mxfp4HummingMoEMethod", 9, 10, 12),
-    "deep_gemm": _DEEP_GEMM,
+    "deep_gemm": _DEEP_GEMM_FP4,
     "flashinfer_trtllm": _TRTLLM_MXFP4,
     "flashinfer_trtllm_routed": _TRTLLM_MXFP4,
     "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL", None, 10),
@@ -179,7 +183,8 @@ def fault(method: str, runner: str | None, major: int, packed: bool) -> str | No
         if method == FP8_METHOD and packed:
             return f"{method} on {runner} does not read packed FP4 experts"
         return None
-    if packed and kernel in _FP8.values() and kernel not in _MXFP4.values():
+    reads = _MXFP4.get(runner or "")
+    if packed and kernel in _FP8.values() and (reads is None or reads.method != kernel.method):
         return f"{kernel.name} would read the packed FP4 bytes as FP8"
     if major not in kernel.majors:
         have = ", ".join(f"SM{m}x" for m in sorted(kernel.majors))

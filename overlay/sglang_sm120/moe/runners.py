@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_sm120.moe import known_kernels
+from sglang_sm120.moe.known_kernels import NVFP4_MULTIPLE
 from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
 from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
+_OF_SGLANG = ("flashinfer_cutlass", "marlin", "lora_marlin")  # what SGLang's own NVFP4 method runs on SM120
 
 
 class RouteError(ValueError):
@@ -52,6 +54,7 @@ def route_draft(launch: Launch) -> Route:
         return _mxfp4_draft(launch) if inherits else _explicit_mxfp4_draft(launch)
     if kind == "fp8":
         _refuse_fp8(DRAFT_FLAG, launch.draft_runner)
+        _refuse_fp8_stages(launch)
     if kind == "fp8" and not inherits and launch.draft_runner in (None, "auto"):
         return Route("triton", "the draft's experts are FP8 and the target's are not")
     return Route(None, "its experts are not FP4")
@@ -72,10 +75,13 @@ def _nvfp4_target(launch: Launch) -> Route:
     ours = _nvfp4_obstacle(launch, RUNNER)
     if ours is None:
         return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
-    cutlass = _nvfp4_obstacle(launch, "flashinfer_cutlass")
+    cutlass, marlin = (_nvfp4_obstacle(launch, runner) for runner in ("flashinfer_cutlass", "marlin"))
     if cutlass is None:
         return Route("flashinfer_cutlass", f"{RUNNER} cannot run the target: {ours}")
-    return Route("marlin", f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}")
+    why = f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}"
+    if marlin is not None:
+        raise RouteError(f"no runner can run the target's NVFP4 experts here: {why}; Marlin neither: {marlin}")
+    return Route("marlin", why)
 
 
 def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
@@ -88,7 +94,25 @@ def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
         return f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep})"
     if runner == "flashinfer_cutlass" and launch.quantization is not None:
         return f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}, which is redundant here"
+    if runner == "flashinfer_cutlass" and not launch.input_scales:
+        return "its activations are NVFP4 too, and the checkpoint has no input_scale for them"
+    if runner in _OF_SGLANG and launch.rank_intermediate_size % NVFP4_MULTIPLE:
+        return _nvfp4_width(launch)
+    if runner in _OF_SGLANG and launch.converted_scales is not None:
+        return _converted(launch.converted_scales)
     return None
+
+
+def _nvfp4_width(launch: Launch) -> str:
+    width = (
+        f"it needs multiples of {NVFP4_MULTIPLE} columns of an expert, and a rank has {launch.rank_intermediate_size}"
+    )
+    whole = launch.moe_intermediate_size % NVFP4_MULTIPLE == 0 and launch.moe_dp == 1
+    return f"{width} (--ep-size {launch.tp} leaves experts whole)" if whole else width
+
+
+def _converted(dtype: str) -> str:
+    return f"the checkpoint stores scales as {dtype}, which SGLang's loader converts as numbers"
 
 
 def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
@@ -100,7 +124,9 @@ def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
 
 def _mxfp4_target(launch: Launch) -> Route:
     source, asked = _asked_target(launch)
-    _refuse_mxfp4(launch, source, asked)
+    _refuse_mxfp4(launch, source, asked, launch.converted_scales, of_target=True)
+    if asked == "auto" and launch.converted_scales is not None:
+        return Route(RUNNER, _converted(launch.converted_scales))
     if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
         return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
     if asked != "auto" and source != TARGET_FLAG:
@@ -117,11 +143,13 @@ def _asked_target(launch: Launch) -> tuple[str, str]:
 
 def _mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
-    if launch.speculative == "DSPARK" and asked not in ("auto", *known_kernels.offered("mxfp4")):
+    if launch.speculative == "DSPARK" and asked not in DRAFT_RUNNERS:
         reason = "DSpark itself runs its draft on the target's runner, and no patch gives it this one"
         raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
-    _refuse_mxfp4(launch, source, asked)
+    _refuse_mxfp4(launch, source, asked, launch.draft_converted_scales)
     _refuse_other_ids(launch, source, asked)
+    if asked == "auto" and launch.draft_converted_scales is not None:
+        return Route(RUNNER, _converted(launch.draft_converted_scales))
     if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for the draft has kernels for SM120")
@@ -132,10 +160,13 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
     if asked not in DRAFT_RUNNERS and known_kernels.why_not("mxfp4", asked) is None:
         raise RouteError(_refusal(source, asked, known_kernels.NOT_MXFP4, _mxfp4_working(launch)))
-    _refuse_mxfp4(launch, source, asked)
+    _refuse_mxfp4(launch, source, asked, launch.draft_converted_scales)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
-        return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+        theirs = (
+            "SGLang's own choice for them is SM100 only" if launch.kind != "fp8" else "the target's runner reads FP8"
+        )
+        return Route(RUNNER, f"the draft's experts are MXFP4; {theirs}")
     return Route(asked, f"{source} {asked} was asked for")
 
 
@@ -153,15 +184,29 @@ def _refuse_fp8(source: str, asked: str | None) -> None:
         raise RouteError(_refusal(source, asked, reason, known_kernels.offered("fp8")))
 
 
-def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
-    """Raise RouteError when the runner asked for cannot run MXFP4 experts on SM120."""
+def _refuse_fp8_stages(launch: Launch) -> None:
+    """Raise RouteError where DSpark would run an FP8 draft on the runner of a target that is not FP8."""
+    if launch.speculative == "DSPARK" and launch.kind != "fp8":
+        raise RouteError(
+            f"the DSpark draft's experts are FP8 and the target's {launch.kind}, and SGLang runs both on one runner; "
+            "leave --speculative-algorithm out, or take a draft of MXFP4"
+        )
+
+
+def _refuse_mxfp4(launch: Launch, source: str, asked: str, converted: str | None, *, of_target: bool = False) -> None:
+    """Raise RouteError when the runner asked for cannot run MXFP4 experts on SM120, with scales of that type."""
     reason = known_kernels.why_not("mxfp4", asked)
     if asked == "flashinfer_mxfp4" and not launch.cutlass_mxfp4:
         reason = "this SGLang's FlashInfer MXFP4 kernels are built for SM90 and SM100 only"
     elif asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
         reason = _cutlass_shapes(launch)
+    elif asked == "deep_gemm" and not launch.deep_gemm_fp4:
+        reason = "this SGLang's DeepGEMM reads packed FP4 experts on SM100 only"
+    elif asked not in ("auto", RUNNER) and converted is not None:
+        reason = _converted(converted)
     if reason is not None:
-        raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
+        working = _mxfp4_working(launch, of_target) if converted is None else (RUNNER,)
+        raise RouteError(_refusal(source, asked, reason, working))
 
 
 def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
@@ -182,11 +227,13 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
 
 
-def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
-    """The runners to offer that this SGLang's flags and kernels have at this shape."""
+def _mxfp4_working(launch: Launch, of_target: bool = False) -> tuple[str, ...]:
+    """The runners to offer that this SGLang's flags and kernels have at this shape; DeepGEMM for targets alone."""
     missing = set() if launch.takes_names else {RUNNER}
     if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
         missing.add("flashinfer_mxfp4")
+    if not launch.deep_gemm_fp4 or not of_target:
+        missing.add("deep_gemm")
     return tuple(runner for runner in known_kernels.offered("mxfp4") if runner not in missing)
 
 

@@ -35,6 +35,7 @@ class MoeLayer(Protocol):
     num_fused_shared_experts: int
     moe_ep_size: int
     moe_ep_rank: int
+    intermediate_size_per_partition: int
     quant_method: Any
     moe_runner_config: Any
     should_fuse_routed_scaling_factor_in_topk: bool

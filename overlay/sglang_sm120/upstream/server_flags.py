@@ -79,6 +79,19 @@ def expert_kind(model_config: Any) -> Kind:
     return "fp8" if model_config.quantization == "fp8" else "other"
 
 
+def format_is_forced() -> bool:
+    """Whether a variable stands in for SGLang's look at the checkpoint."""
+    from sglang.srt.environ import envs
+
+    return bool(envs.SGLANG_DSV4_FP4_EXPERTS.is_set())
+
+
+def looks_at_experts(model_config: Any) -> bool:
+    """Whether SGLang took the format of a model's experts off a checkpoint's tensors."""
+    v4 = any(name.startswith("DeepseekV4") for name in model_config.hf_config.architectures or ())
+    return v4 and not format_is_forced()
+
+
 def _dequantizes_fp4() -> bool:
     from sglang.srt.environ import envs
 

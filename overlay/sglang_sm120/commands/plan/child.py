@@ -78,14 +78,15 @@ def _steps(request: Request, found: _SoFar) -> None:
     one_rank.publish_as_scheduler(server_args)
     model_config = server_flags.model_config(server_args)
     shape = layers.shape_of(model_config)
-    flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size)
+    algorithm = flags("speculative_algorithm")
+    stages = layers.draft_shape(server_args, algorithm, request.model).num_experts if algorithm else None
+    flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size, stages)
     found.errors += ineffective_settings.faults(given, server_args)
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
-    algorithm = flags("speculative_algorithm")
     if algorithm:
         found.draft = layers.draft(server_args, algorithm, request.model)
 

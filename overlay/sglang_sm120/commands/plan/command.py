@@ -5,17 +5,19 @@ The checkpoint's facts are read here; everything else is asked of SGLang in a ch
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from sglang_sm120 import __version__, gpu, settings
 from sglang_sm120.checkpoint import inspection, memory
-from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError
+from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError, Inspected
 from sglang_sm120.commands.plan import judge
 from sglang_sm120.commands.plan.ask import NoAnswerError, ask
 from sglang_sm120.commands.plan.document import LayerPlan, Plan, Request, Sizes
 from sglang_sm120.commands.plan.simulate import SIMULATED
+from sglang_sm120.moe import launch_files
 from sglang_sm120.upstream import releases
 
 
@@ -39,15 +41,38 @@ def make(model: Path, flags: list[str], arch: str | None = None, memory_gib: int
         stock=stock,
     )
     try:
-        facts = inspection.inspect(model)
+        found = inspection.read(model)
     except CheckpointError as error:
         return replace(plan, errors=(str(error),))
+    facts = found.checkpoint
     plan = replace(plan, checkpoint=facts, errors=tuple(f"{model}: {problem}" for problem in facts.problems))
     if not facts.is_deepseek_v4 and not plan.errors and plan.sglang is not None:
-        said = f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
-        return replace(plan, warnings=(said,))
-    plan = replace(plan, errors=plan.errors or _usage(plan, flags))
-    return plan if plan.errors else _asked(plan, model, flags, memory_gib)
+        plan = replace(plan, warnings=(_left_alone(model, found),))
+        if found.exporter is None:
+            return plan
+    unread = _is_dummy(flags)
+    problems = () if unread else plan.errors
+    plan = replace(plan, errors=(() if stock else problems) or _usage(plan, flags))
+    if plan.errors:
+        return plan
+    plan = _asked(plan, model, flags, memory_gib, found)
+    return replace(plan, errors=(*problems, *plan.errors)) if stock else plan
+
+
+def _is_dummy(flags: list[str]) -> bool:
+    """Whether the flags ask for weights that no file holds, so that none is read."""
+    given = " ".join(flags).replace("=", " ").split()
+    return ("--load-format", "dummy") in itertools.pairwise(given)
+
+
+def _left_alone(model: Path, found: Inspected) -> str:
+    """What a checkpoint is that no patch is about."""
+    if found.exporter is None:
+        return f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
+    return (
+        f"{model / 'config.json'}: DeepSeek-V4 with experts in a format of {found.exporter} that the overlay does "
+        "not patch; what SGLang makes of it is below. NVIDIA's hybrid layout, MXFP4 and block FP8 are patched"
+    )
 
 
 def _usage(plan: Plan, flags: list[str]) -> tuple[str, ...]:
@@ -59,12 +84,12 @@ def _usage(plan: Plan, flags: list[str]) -> tuple[str, ...]:
     return ()
 
 
-def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
+def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: Inspected) -> Plan:
     """The plan with what SGLang said of the launch."""
     assumed, filtered = os.environ.get(settings.ASSUME.name), os.environ.get("SGLANG_PLUGINS")
     if assumed and assumed != plan.arch:
         said = f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {plan.arch} says"
-        plan = replace(plan, warnings=(said,))
+        plan = replace(plan, warnings=(*plan.warnings, said))
     request = Request(model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib)
     try:
         answer = ask(request, plan.stock)
@@ -74,14 +99,28 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
         said = f"SGLANG_PLUGINS={filtered} leaves sm120 out: this is stock SGLang"
         answer = replace(answer, warnings=(*answer.warnings, said))
     plan = judge.judged(plan, answer)
-    return plan if answer.sizes is None else _weighed(plan, model, memory_gib, answer.sizes)
+    return plan if answer.sizes is None else _with_files(plan, model, memory_gib, answer.sizes, found)
 
 
-def _weighed(plan: Plan, model: Path, memory_gib: int, sizes: Sizes) -> Plan:
+def _with_files(plan: Plan, model: Path, memory_gib: int, sizes: Sizes, found: Inspected) -> Plan:
+    """The plan with what the checkpoints of the launch say of its draft and of memory.
+
+    The gate asks the draft's first; here are architectures on which it does not, and `--stock`.
+    """
+    algorithm = sizes.speculative_algorithm
+    try:
+        files = launch_files.of_draft(found, str(model), algorithm, sizes.speculative_draft_model_path)
+    except CheckpointError as error:
+        return replace(plan, errors=(*plan.errors, str(error)))
+    if "dummy" not in (sizes.load_format, sizes.speculative_draft_load_format):
+        states = {patch.name: patch.status for patch in plan.patches}
+        plan = replace(plan, errors=(*plan.errors, *files.problems(algorithm, states)))
+    weights = memory.with_draft(found.weights, files.draft.weights if files.draft else None)
+    return plan if weights is None else _weighed(plan, memory_gib, sizes, weights, found.checkpoint.experts)
+
+
+def _weighed(plan: Plan, memory_gib: int, sizes: Sizes, weights: memory.Weights, experts: int | None) -> Plan:
     """Weights of each GPU against its memory; more than it has is an error."""
-    weights = memory.weigh(model)
-    if weights is None:
-        return plan
     found = memory.budget(
         weights,
         memory_gib,
@@ -91,6 +130,7 @@ def _weighed(plan: Plan, model: Path, memory_gib: int, sizes: Sizes) -> Plan:
         sizes.mem_fraction_static or 1.0,  # unset where SGLang leaves it to the GPU that it finds
         ep=sizes.ep_size,
         moe_dp=sizes.moe_dp_size or 1,
+        copies=1 + (sizes.ep_num_redundant_experts or 0) / (experts or 1),
     )
     plan = replace(plan, memory=found)
     if found.fits:

@@ -65,7 +65,7 @@ def _remedy(plan: Plan, role: Role) -> str:
     states = {state.name: state for state in plan.patches}
     hybrid = plan.checkpoint is not None and plan.checkpoint.kind == "hybrid-nvfp4"
     offered = known_kernels.offered("nvfp4" if hybrid else "mxfp4")
-    works = [r for r in offered if r != RUNNER]  # which needs the overlay, and on some releases has no flag
+    works = [r for r in offered if r not in (RUNNER, "deep_gemm")]  # which some releases do not have
     # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
     no_flag = role == "draft" and hybrid
     otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"

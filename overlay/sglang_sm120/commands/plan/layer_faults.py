@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_sm120.moe import known_kernels
-from sglang_sm120.moe.known_kernels import FP8_METHOD, NVFP4_METHOD
+from sglang_sm120.moe.known_kernels import FP8_METHOD, NVFP4_METHOD, NVFP4_MULTIPLE
 from sglang_sm120.patching import replace
 from sglang_sm120.upstream import features, server_flags
 from sglang_sm120.upstream.protocols import MoeLayer
@@ -24,6 +24,12 @@ def of(layer: MoeLayer) -> list[str]:
     if server_flags.global_runner() == "flashinfer_cutlass" and config.swiglu_limit is not None and not clamped:
         faults.append(
             f"flashinfer_cutlass would run without the clamp at {config.swiglu_limit}, so answers would be wrong"
+        )
+    width = layer.intermediate_size_per_partition
+    if server_flags.global_runner() in ("flashinfer_cutlass", "marlin") and width % NVFP4_MULTIPLE:
+        faults.append(
+            f"{server_flags.global_runner()} needs multiples of {NVFP4_MULTIPLE} columns of an NVFP4 expert, and a "
+            f"rank has {width}; --ep-size equal to --tp leaves experts whole"
         )
     scales = getattr(getattr(runner, "config", None), "routed_scaling_factor", None) not in (None, 1.0)
     if server_flags.global_runner() == "marlin" and scales and layer.should_fuse_routed_scaling_factor_in_topk:
