@@ -3,6 +3,7 @@
 from sglang_sm120.patches import (
     cutlass_swiglu_limit,
     deepseek_v4_gate,
+    deterministic_attention,
     marlin_routed_scaling,
     mxfp4_experts,
     mxfp4_nextn,
@@ -18,4 +19,5 @@ PATCHES = (
     mxfp4_nextn.PATCH,
     mxfp4_experts.PATCH,
     weight_updates.PATCH,
+    deterministic_attention.PATCH,
 )
