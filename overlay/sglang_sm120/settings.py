@@ -59,8 +59,8 @@ BATCH_INVARIANT = Variable(
     "SGLANG_SM120_BATCH_INVARIANT",
     "0",
     ("0", "1"),
-    f"`1`: a token's result of `{RUNNER}` has the same bits whatever else is in the batch, `{RUNNER}` runs MXFP4 experts "
-    "too, and SGLang's `--enable-deterministic-inference` starts",
+    f"`1`: with `{RUNNER}` a token has the same bits whatever else is in the batch, `auto` means `{RUNNER}` for MXFP4 "
+    "experts too, and SGLang's `--enable-deterministic-inference` starts",
 )
 ACCEPT_DRIFT = Variable(
     "SGLANG_SM120_ACCEPT_DRIFT",

@@ -32,7 +32,7 @@ class Kernel:
         reason: why SM120 has none, where the architectures do not say it.
         offered: named as an alternative when another runner is refused.
         global_ids: picks a rank's experts from global expert ids itself.
-        varies: why a token's bits may depend on its batch, or on the run; None where the kernel can be told to keep them.
+        varies: why a token's bits may depend on its batch or the run; None where the kernel can be told to keep them.
     """
 
     name: str

@@ -16,8 +16,8 @@ from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
 ATTENTION = (
-    "--enable-deterministic-inference: SGLang itself refuses it for dsv4 attention, so attention may still make a token's "
-    "bits depend on its batch"
+    "--enable-deterministic-inference: SGLang itself refuses it for dsv4 attention, so attention may still make a "
+    "token's bits depend on its batch"
 )
 _INVARIANT = "batch-invariant experts were asked for, and SGLang's choice for MXFP4 does not keep a token's bits"
 
