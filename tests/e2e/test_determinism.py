@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.e2e import determinism
+import torch
+
+from benchmarks.e2e import determinism, first_difference
 from scripts.pages import texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,3 +47,24 @@ def test_a_run_compares_each_server_with_itself_and_with_the_one_that_it_must_re
     assert "inv-hybrid-1, together, against inv-hybrid-plain: 16 of 16 texts equal" in done.stdout
     page = "\n".join(texts.section(found))
     assert "| `inv-hybrid-1` | together | `inv-hybrid-plain` | 16 of 16 | 16 of 16 |" in page
+
+
+def forward(path, ids, places, **outputs):
+    """A file as SGLang's tensor dump writes it."""
+    info = {first_difference.INFO + "input_ids": torch.tensor(ids)}
+    info[first_difference.INFO + "positions"] = torch.tensor(places)
+    torch.save({f"model.{name}": value for name, value in outputs.items()} | info, path)
+    return path
+
+
+def test_the_first_module_that_depends_on_the_batch_is_named(tmp_path):
+    """The other request comes first, with the same token elsewhere; what follows the difference is not named."""
+    before, value = torch.ones(1, 4), torch.full((1, 4), 0.5)
+    alone = forward(tmp_path / "Pass0.pt", [7], [3], norm=before, attn=value, gate=value)
+    both = torch.cat([before * 9, before])
+    apart = torch.cat([value, value + 0.25])
+    together = forward(tmp_path / "Pass1.pt", [7, 7], [9, 3], norm=both, attn=apart, gate=apart)
+    found = first_difference.compared([alone], [together], {3: 7})
+    assert found == [{"phase": "decode", "module": "model.attn", "tokens": 1, "largest": 0.25}]
+    assert first_difference.compared([alone], [alone], {3: 7})[0]["module"] == "none"
+    assert first_difference.compared([alone], [together], {3: 8}) == []
