@@ -81,12 +81,13 @@ def _scaled_weights(words, scales, BN: tl.constexpr, SB: tl.constexpr, NV: tl.co
 @triton.jit
 def accumulate_wgmma(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
     N must be a multiple of BN, K of 64 SB; the activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times
-    2**-7.
+    2**-7. TURN: each 128 rows begin elsewhere in K (as each 64 of `product_bf16`, for few tokens), where the largest
+    step could, so that the order of additions depends on the row alone.
     """
     tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
     row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
@@ -99,6 +100,13 @@ def accumulate_wgmma(
         s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None]
         s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
+    if TURN:
+        GRAIN: tl.constexpr = 4 if K % 256 == 0 else 2 if K % 128 == 0 else 1
+        tl.static_assert(GRAIN % SB == 0)
+        step = tile * BN // 128 % (K // (64 * GRAIN)) * (GRAIN // SB)
+        w_ptrs += step * (SB * 256)
+        s_ptrs += step * (SB * 32 if NV else SB * 16)
+        x_ptrs += step * (SB * 64)
     acc = tl.full((BN, BT), 0.0, tl.float32)
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
         words, scales = tl.load(w_ptrs), tl.load(s_ptrs)
@@ -112,9 +120,17 @@ def accumulate_wgmma(
             # Triton would leave products running beside the next step's decode, which then writes registers that they
             # still read: results of 128-token tiles were wrong. Code that takes the sums, even none, makes it wait.
             acc = tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
-        w_ptrs += SB * 256
-        s_ptrs += SB * 32 if NV else SB * 16
-        x_ptrs += SB * 64
+        if TURN:
+            STEPS: tl.constexpr = K // (64 * SB)
+            onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
+            step += onward
+            w_ptrs += onward * (SB * 256)
+            s_ptrs += onward * (SB * 32 if NV else SB * 16)
+            x_ptrs += onward * (SB * 64)
+        else:
+            w_ptrs += SB * 256
+            s_ptrs += SB * 32 if NV else SB * 16
+            x_ptrs += SB * 64
     if ASM and not NV:
         acc *= 2.0**64
     return acc
