@@ -17,12 +17,16 @@ COLUMNS = 16  # of one MMA: their products are added at once, and then to the su
 
 
 def chained(builder, a, b, d, input_precision, max_num_imprecise_acc):
-    """A product as a chain of MMAs: numpy's own order of additions would depend on the tile."""
+    """A product as a chain of MMAs: numpy's own order of additions would depend on the tile.
+
+    Sums keep 12 bits, so that another order shows through the bf16 of the intermediate.
+    """
     total = d.data
     for k in range(0, a.data.shape[-1], COLUMNS):
         columns = slice(k, k + COLUMNS)
         group = a.data[..., columns].astype(np.float64) @ b.data[..., columns, :].astype(np.float64)
-        total = (total + group).astype(d.data.dtype)
+        bits = (total + group).astype(np.float32).view(np.int32)
+        total = ((bits + 0x800) & ~0xFFF).view(np.float32)
     return interpreter.TensorHandle(total, d.dtype.scalar)
 
 

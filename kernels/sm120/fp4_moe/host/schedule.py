@@ -72,8 +72,8 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
 
     Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, each with its own sums),
     whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16, and with
-    fp8 the widest groups, which take fewer superblocks a step. On SM90, where that is slow with many tokens, `invariant`
-    takes wgmma with every number of them instead: its tiles, too, all add in one order.
+    fp8 the widest groups, which take fewer superblocks a step. On SM90, where that is slow with many tokens,
+    `invariant` takes wgmma with every number of them instead: its tiles, too, all add in one order.
     """
     w = work
     scan = w.routes <= SCAN_LIMIT
@@ -81,9 +81,9 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
     active = min(w.routes, w.experts)
     # Whole tiles of 128 rows, whole steps of two superblocks (SM90: of one).
     divisible = w.hidden % 128 == 0 and w.inter % (64 if sm90 else 128) == 0
-    throughout = w.invariant and sm90 and divisible and not (w.wide_range or w.fp8)
-    many = expected > (8 if sm90 else 16) and divisible and not (w.invariant or w.wide_range or w.fp8)
-    many |= throughout
+    fits_many = divisible and not (w.wide_range or w.fp8)
+    throughout = fits_many and w.invariant and has_wgmma_throughout(sm90)
+    many = throughout or (fits_many and not w.invariant and expected > (8 if sm90 else 16))
     width = _wgmma_width(expected, throughout) if many and sm90 else _group_width(expected, w.fp8)
     if w.fp8:
         width = min(width, 32) if w.invariant else width
@@ -116,9 +116,15 @@ def _wgmma_width(expected: float, throughout: bool) -> int:
     return 16 if expected <= 12 else 32 if expected <= 30 else 64 if expected <= 64 else 128
 
 
+def has_wgmma_throughout(sm90: bool) -> bool:
+    """Whether `invariant` plans multiply with wgmma whatever the number of tokens."""
+    return sm90
+
+
 def _few_wgmma_tile(width: int, all_fit: bool, columns: int) -> Tile:
-    """For at most 32 tokens: larger steps, which take 2.8 to 3.2 instructions a weight where those of one superblock take
-    3.7 (`scripts/machine_code`). all_fit: programs of 64 rows are all on the SMs at once, 7 on each by shared memory.
+    """For at most 32 tokens: larger steps, 2.8 to 3.4 instructions a weight, not 3.7 (benchmarks/NOTES.md, item 15).
+
+    all_fit: programs of 64 rows are all on the SMs at once, 7 on each by shared memory.
     """
     if all_fit and width == 8 and columns % 256 == 0:
         return Tile(64, width, stages=3, warps=4, superblocks=4)
