@@ -18,7 +18,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.markdown import WHOLE, replaced
-from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles, updates
+from scripts.pages import (
+    bounds,
+    launches,
+    messages,
+    planned,
+    races,
+    records,
+    selftests,
+    server_run,
+    servers,
+    tiles,
+    updates,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]
@@ -56,7 +68,7 @@ PARTS: dict[str, dict[str, Part]] = {
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},
     "kernels/sm120/README.md": {"sources": tiles.sources, "tiles": tiles.worst},
-    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything},
+    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything, "prefill": bounds.prefill},
 }
 for _run in server_run.receipts():
     PARTS[f"benchmarks/receipts/e2e/{_run}.md"] = {WHOLE: lambda run=_run: server_run.page(run)}
