@@ -3,6 +3,7 @@
 from sglang_sm120.patches import (
     cutlass_swiglu_limit,
     deepseek_v4_gate,
+    deterministic_attention,
     draft_format,
     marlin_routed_scaling,
     mxfp4_experts,
@@ -20,4 +21,5 @@ PATCHES = (
     mxfp4_nextn.PATCH,
     mxfp4_experts.PATCH,
     weight_updates.PATCH,
+    deterministic_attention.PATCH,
 )

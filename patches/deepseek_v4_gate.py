@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ _REGISTRY, _HOOKS, _IMPERATIVE = f"{_GROUPS}.overrides", f"{_GROUPS}.resolution_
 _ARGS = "sglang.srt.server_args"
 NAME_PATCH = "runner_name"
 DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
+logger = logging.getLogger("sglang_sm120")
 _installed = False
 _decided: Any = None  # the flags that our provider saw last
 
@@ -105,6 +107,9 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             )
         except runners.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
+        attention = [runners.ATTENTION] if server_flags.is_deterministic(view) else []
+        for said in attention + runners.varying(launch, target, draft if launch.speculative is not None else None):
+            logger.warning(f"sglang-sm120: {said}")
         return declared
 
     return sm120_moe_runners

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.markdown import WHOLE, replaced
 from scripts.pages import (
+    bounds,
     deep,
     launches,
     messages,
@@ -70,7 +71,7 @@ PARTS: dict[str, dict[str, Part]] = {
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},
     "kernels/sm120/README.md": {"sources": tiles.sources, "tiles": tiles.worst},
-    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything},
+    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything, "prefill": bounds.prefill},
 }
 for _run in server_run.receipts():
     PARTS[f"benchmarks/receipts/e2e/{_run}.md"] = {WHOLE: lambda run=_run: server_run.page(run)}

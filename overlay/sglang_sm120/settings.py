@@ -55,6 +55,13 @@ ACTIVATION = Variable(
     f"activations of `{RUNNER}`: `bf16` keeps them (W4A16), `mxfp8` quantises them to e4m3 with e8m0 scales (W4A8; "
     "MXFP4 layers only)",
 )
+BATCH_INVARIANT = Variable(
+    "SGLANG_SM120_BATCH_INVARIANT",
+    "0",
+    ("0", "1"),
+    f"`1`: with `{RUNNER}` a token has the same bits whatever else is in the batch, `auto` means `{RUNNER}` for MXFP4 "
+    "experts too, and SGLang's `--enable-deterministic-inference` starts",
+)
 ACCEPT_DRIFT = Variable(
     "SGLANG_SM120_ACCEPT_DRIFT",
     "0",
@@ -68,7 +75,7 @@ ASSUME = Variable(
     SM12X,
     "treat the present GPU as that architecture when routing MoE layers (for testing)",
 )
-VARIABLES = (OFF, DISABLE, TARGET_MOE, DRAFT_MOE, ACTIVATION, ACCEPT_DRIFT, ASSUME)
+VARIABLES = (OFF, DISABLE, TARGET_MOE, DRAFT_MOE, ACTIVATION, BATCH_INVARIANT, ACCEPT_DRIFT, ASSUME)
 
 
 class SettingError(ValueError):
@@ -84,6 +91,7 @@ class Settings:
     target_runner: TargetRunner = "auto"
     draft_runner: DraftRunner = "auto"
     activation: Activation = "bf16"
+    batch_invariant: bool = False
     accept_drift: bool = False
     assume: str | None = None
     warnings: tuple[str, ...] = ()
@@ -134,6 +142,7 @@ def read(patch_names: Iterable[str], environment: Mapping[str, str] | None = Non
         target_runner=cast(TargetRunner, _choice(TARGET_MOE, env)),
         draft_runner=cast(DraftRunner, _choice(DRAFT_MOE, env)),
         activation=cast(Activation, _choice(ACTIVATION, env)),
+        batch_invariant=_choice(BATCH_INVARIANT, env) == "1",
         accept_drift=_choice(ACCEPT_DRIFT, env) == "1",
         assume=_choice(ASSUME, env) or None,
         warnings=_near_misses(env),

@@ -85,7 +85,8 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
         "SB": tile.superblocks, "UNROLL": tile.unroll, "STAGES": tile.stages, "SCAN": config["scan"],
-        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "WIDE": False, "NV": nv, "ASM": True,
+        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "TURN": config.get("turn", False),
+        "WIDE": False, "NV": nv, "ASM": True,
         "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     if not nv:

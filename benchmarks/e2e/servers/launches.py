@@ -62,6 +62,7 @@ class Launch:
         bench: request rates of SGLang's own serving benchmark, and the seconds of each.
         updated: whether other weights are loaded into it.
         killed: whether one of its scheduler processes is killed under load in the end.
+        texts_of: the launch whose greedy texts this one must repeat; either is asked `determinism.py`'s questions.
         text: whether it takes text and shows metrics, and `sglang-sm120 verify` asks it.
     """
 
@@ -79,6 +80,7 @@ class Launch:
     seed: int = 0
     updated: bool = False
     killed: bool = False
+    texts_of: str = ""
     text: bool = False
 
     def arguments(self, model: str, port: int, *more: str) -> list[str]:
@@ -210,6 +212,23 @@ NVFP4 = (
     ),
     Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
 )  # fmt: skip
+# The same greedy texts with and without speculation, alone and together: what keeps them equal, step by step.
+INVARIANT = OURS_TOO | {"SGLANG_SM120_BATCH_INVARIANT": "1"}
+DETERMINISTIC = ("--enable-deterministic-inference",)
+DETERMINISM = tuple(
+    Launch(
+        f"{name}-{kind.partition('-')[0]}-{steps or 'plain'}", kind,
+        f"{kind}, {says}, {f'{steps} draft steps' if steps else 'no speculation'}", "determinism", env=env,
+        flags=(*more, *(eagle(steps) if steps else ())), texts_of=f"{name}-{kind.partition('-')[0]}-plain", text=True,
+    )
+    for kind, name, says, env, more, drafts in (
+        ("hybrid-nvfp4", "det", "batch-invariant experts and SGLang's flag", INVARIANT, DETERMINISTIC, (0, 1, 3)),
+        ("hybrid-nvfp4", "inv", "batch-invariant experts alone", INVARIANT, (), (0, 1)),
+        ("hybrid-nvfp4", "any", "neither", OURS_TOO, (), (0,)),
+        ("mxfp4", "det", "batch-invariant experts and SGLang's flag", INVARIANT, DETERMINISTIC, (1,)),
+    )
+    for steps in drafts
+)  # fmt: skip
 ON_SM120_CODE = OURS_TOO | SM120_CODE | {"PYTHONPATH": CODE}
 SM120 = (
     Launch(
@@ -249,5 +268,5 @@ FAULTS = (
         env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
     ),
 )  # fmt: skip
-LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + SM120 + TWO_GPUS + FAULTS
+LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + DETERMINISM + SM120 + TWO_GPUS + FAULTS
 GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))

@@ -35,6 +35,7 @@ class Kernel:
         reason: why SM120 has none, where the architectures do not say it.
         offered: named as an alternative when another runner is refused.
         global_ids: picks a rank's experts from global expert ids itself.
+        varies: why a token's bits may depend on its batch or the run; None where the kernel can be told to keep them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Kernel:
     reason: str | None = None
     offered: bool = False
     global_ids: bool = False
+    varies: str | None = None
 
     @property
     def why_not(self) -> str | None:
@@ -52,8 +54,17 @@ class Kernel:
         return f"its kernels are built for {' and '.join(f'SM{m}0' for m in sorted(self.majors))} only"
 
 
-def _kernel(name: str, method: str | None, *majors: int, offered: bool = False, global_ids: bool = False) -> Kernel:
-    return Kernel(name, method, frozenset(majors), offered=offered, global_ids=global_ids)
+# Why the bits of others vary.
+_TUNED = "its tiles follow the number of tokens"
+_SPLIT = "it splits K by the number of tokens"
+_ATOMICS = f"{_SPLIT}, and on SM90 adds with atomics"
+
+
+def _kernel(
+    name: str, method: str | None, *majors: int, offered: bool = False, global_ids: bool = False,
+    varies: str | None = _TUNED,
+) -> Kernel:  # fmt: skip
+    return Kernel(name, method, frozenset(majors), offered=offered, global_ids=global_ids, varies=varies)
 
 
 def _none(reason: str, *runners: str) -> dict[str, Kernel]:
@@ -63,16 +74,17 @@ def _none(reason: str, *runners: str) -> dict[str, Kernel]:
 _TRTLLM_NVFP4 = _kernel("FlashInfer TRT-LLM NVFP4", NVFP4_METHOD, 10)
 _TRTLLM_MXFP4 = _kernel("FlashInfer TRT-LLM MXFP4", "Mxfp4FlashinferTrtllmMoEMethod", 10)
 _TRTLLM_FP8 = _kernel("FlashInfer TRT-LLM FP8", FP8_METHOD, 10)
-_TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True)
+# SGLang gives it one configuration for all batches with --enable-deterministic-inference.
+_TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True, varies=None)
 _DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8
 _DEEP_GEMM_FP4 = replace(_DEEP_GEMM, offered=True)  # packed FP4 too, on SM120 in releases that have that
 _SGL_TRTLLM, _MEGAMOE = _kernel("SGLang TRT-LLM", None, 10), _kernel("FlashInfer MegaMoE", None, 10)
 
 # Ours: made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to them.
 _NVFP4: dict[str, Kernel] = {
-    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True),
+    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True, varies=None),
     "flashinfer_cutlass": _kernel("FlashInfer CUTLASS NVFP4", NVFP4_METHOD, 10, 12, offered=True, global_ids=True),
-    "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True),
+    "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True, varies=_ATOMICS),
     "flashinfer_trtllm": _TRTLLM_NVFP4,
     "flashinfer_trtllm_routed": _TRTLLM_NVFP4,
     "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL NVFP4", NVFP4_METHOD, 10),
@@ -94,8 +106,8 @@ _MXFP4: dict[str, Kernel] = {
     "flashinfer_mxfp4": _kernel(
         "FlashInfer CUTLASS MXFP4", "Mxfp4FlashinferCutlassMoEMethod", 9, 12, offered=True, global_ids=True
     ),
-    "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True),
-    RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True),
+    "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True, varies=_SPLIT),
+    RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True, varies=None),
     "humming": _kernel("Humming MXFP4", "Mxfp4HummingMoEMethod", 9, 10, 12),
     "deep_gemm": _DEEP_GEMM_FP4,
     "flashinfer_trtllm": _TRTLLM_MXFP4,

@@ -40,6 +40,7 @@ class Launch:
         ids_per_layer: this SGLang's dispatcher numbers experts as each layer's method wants; before, as the global
             runner does, which under DSpark is the target's.
         unreached: why the layers of a hybrid checkpoint cannot get our NVFP4 method; None where they can.
+        invariant: a token's bits are not to depend on its batch: our variable or SGLang's deterministic inference.
         default_reads_fp4_only: this SGLang's `auto` on SM120 is a runner for FP4 experts, whatever the experts are.
     """
 
@@ -66,6 +67,7 @@ class Launch:
     default_reads_fp4_only: bool = False
     ids_per_layer: bool = True
     unreached: str | None = None
+    invariant: bool = False
 
     @property
     def rank_intermediate_size(self) -> int:
@@ -111,6 +113,7 @@ def facts(server_args: Any, settings: Settings, files: Files, unreached: str | N
         default_reads_fp4_only=features.default_reads_fp4_only(),
         ids_per_layer=features.numbers_experts_per_layer(),
         unreached=unreached,
+        invariant=settings.batch_invariant or server_flags.is_deterministic(view),
     )
 
 

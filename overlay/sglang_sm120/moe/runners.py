@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_sm120.checkpoint.expert_formats import Kind
 from sglang_sm120.moe import known_kernels
-from sglang_sm120.moe.known_kernels import NVFP4_MULTIPLE
+from sglang_sm120.moe.known_kernels import KERNELS, NVFP4_MULTIPLE, Format, Kernel
 from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
 from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
 _OF_SGLANG = ("flashinfer_cutlass", "marlin", "lora_marlin")  # what SGLang's own NVFP4 method runs on SM120
+ATTENTION = (
+    "--enable-deterministic-inference: SGLang itself refuses it for dsv4 attention, so attention may still make a "
+    "token's bits depend on its batch"
+)
+_INVARIANT = "batch-invariant experts were asked for, and SGLang's choice for MXFP4 does not keep a token's bits"
 
 
 class RouteError(ValueError):
@@ -127,11 +133,48 @@ def _mxfp4_target(launch: Launch) -> Route:
     _refuse_mxfp4(launch, source, asked, launch.converted_scales, of_target=True)
     if asked == "auto" and launch.converted_scales is not None:
         return Route(RUNNER, _converted(launch.converted_scales))
+    if _must_be_ours(launch, asked):
+        return Route(RUNNER, _INVARIANT)
     if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
         return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
     if asked != "auto" and source != TARGET_FLAG:
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+
+
+def _must_be_ours(launch: Launch, asked: str) -> bool:
+    """Whether MXFP4 experts that SGLang's default would run go to our runner, the one that keeps bits."""
+    return launch.invariant and asked == "auto" and launch.all_to_all == "none"
+
+
+def varying(launch: Launch, target: Route, draft: Route | None) -> list[str]:
+    """A line for each kind of layer whose kernel does not keep a token's bits, where a launch asks for that.
+
+    Args:
+        launch: the launch.
+        target, draft: what was decided; None without a draft.
+    """
+    if not launch.invariant:
+        return []
+    kinds = {"target": launch.kind, "draft": launch.draft_kind or launch.kind}
+    formats: dict[Kind, Format] = {"hybrid-nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8"}
+    asked = {"target": launch.target_runner, "draft": launch.draft_runner or launch.target_runner}
+    found = []
+    for role, route, flag in (("target", target, TARGET_FLAG), ("draft", draft, DRAFT_FLAG)):
+        experts = formats.get(kinds[role])
+        experts = "mxfp4" if role == "draft" and experts == "nvfp4" else experts
+        kernel = None if route is None or experts is None else KERNELS.get((experts, route.runner or asked[role]))
+        if kernel is not None and kernel.varies is not None:
+            found.append(not_invariant(role, kernel, flag))
+    return found
+
+
+def not_invariant(role: str, kernel: Kernel, flag: str) -> str:
+    """The line about a kernel that does not keep a token's bits."""
+    return (
+        f"{role}: batch-invariant experts were asked for, and {kernel.name} does not keep a token's bits: "
+        f"{kernel.varies}; leave {flag} out, or pass {RUNNER}"
+    )
 
 
 def _asked_target(launch: Launch) -> tuple[str, str]:
@@ -150,6 +193,8 @@ def _mxfp4_draft(launch: Launch) -> Route:
     _refuse_other_ids(launch, source, asked)
     if asked == "auto" and launch.draft_converted_scales is not None:
         return Route(RUNNER, _converted(launch.draft_converted_scales))
+    if _must_be_ours(launch, asked):
+        return Route(RUNNER, _INVARIANT)
     if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for the draft has kernels for SM120")

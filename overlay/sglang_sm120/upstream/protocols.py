@@ -24,6 +24,7 @@ class ResolvedFlags(Protocol):
     speculative_moe_runner_backend: str | None
     speculative_draft_model_path: str | None
     use_ray: bool
+    enable_deterministic_inference: bool
 
 
 class MoeLayer(Protocol):

@@ -169,6 +169,16 @@ def loads_dummy_weights(prefix: str) -> bool:
     return bool(getattr(found, "value", found) == "dummy")
 
 
+def is_deterministic(view: Any) -> bool:
+    """Whether flags that are being resolved ask for deterministic inference; SGLang derives it from a second one."""
+    return bool(view.enable_deterministic_inference or getattr(view, "rl_on_policy_target", None))
+
+
+def runs_deterministically() -> bool:
+    """Whether this process serves with SGLang's deterministic inference."""
+    return bool(published("enable_deterministic_inference"))
+
+
 def captures_graphs() -> bool:
     """Whether SGLang may capture CUDA graphs of a forward."""
     return not published("disable_cuda_graph")

@@ -84,8 +84,8 @@ def gate_up(
     x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, g_ptr, x_stride, limit, num_routes, num_experts,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
-    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, WIDE: tl.constexpr,
-    NV: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
+    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, TURN: tl.constexpr,
+    WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes.
 
@@ -109,7 +109,7 @@ def gate_up(
         xs_rows = xs_ptr + routes // TOP_K * ((HIDDEN + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, x_rows, xs_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, TURN, NV, ASM)
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
     else:
@@ -140,7 +140,7 @@ def down(
     h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, g_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr,
-    WGMMA: tl.constexpr, WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
+    WGMMA: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type. NV: with multipliers at g_ptr, float32 [E]."""
@@ -164,7 +164,7 @@ def down(
         hs_rows = hs_ptr + routes.to(tl.int64) * ((INTER + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, h_rows, hs_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, TURN, NV, ASM)
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
     else:

@@ -118,15 +118,17 @@ def _summed(acc, ASM: tl.constexpr):
 @triton.jit
 def accumulate_wgmma(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
 
     N must be a multiple of 32, K // 64 of SB. The last 32 columns of an odd multiple of 32 come before the loop: behind
     it they would cost registers, and half of the 128-token tiles' programs. The activations' columns are in
-    `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7.
+    `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7. TURN (N a multiple of BN, K of 64 SB): each 128 rows begin
+    elsewhere in K (as each 64 of `product_bf16`, for few tokens), where the largest step could, so that the order of
+    additions depends on the row alone.
     """
-    tl.static_assert(K // 64 % SB == 0)
+    tl.static_assert(K // 64 % SB == 0 and not (TURN and (N % BN != 0 or K % 64 != 0)))
     row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
     rows32 = wrapped(row // 32, N, BN)
     w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + (rows32 * (4 * K) + row % 32 * 8)[:, None]
@@ -138,6 +140,13 @@ def accumulate_wgmma(
         s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + (wrapped(two // 16, N, BN) * (K // 4) + two % 16)[:, None]
         s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
+    if TURN:
+        GRAIN: tl.constexpr = 4 if K % 256 == 0 else 2 if K % 128 == 0 else 1
+        tl.static_assert(GRAIN % SB == 0)
+        step = tile * BN // 128 % (K // (64 * GRAIN)) * (GRAIN // SB)
+        w_ptrs += step * (SB * 256)
+        s_ptrs += step * (SB * 32 if NV else SB * 16)
+        x_ptrs += step * (SB * 64)
     acc = tl.full((BN, BT), 0.0, tl.float32)
     if K % 64 != 0:
         last_words, last_scale = _half_operands(w_ptr, s_ptr, rows32, row, K, NV)
@@ -153,9 +162,17 @@ def accumulate_wgmma(
         if not NV:
             scales = tl.reshape(tl.permute(tl.join(scales & 0xFFFF, scales >> 16), (0, 2, 1)), (BN, SB))
         acc = _summed(tl.dot(_scaled_weights(words, scales, BN, SB, NV, ASM), x, acc), ASM)
-        w_ptrs += SB * 256
-        s_ptrs += SB * 32 if NV else SB * 16
-        x_ptrs += SB * 64
+        if TURN:
+            STEPS: tl.constexpr = K // (64 * SB)
+            onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
+            step += onward
+            w_ptrs += onward * (SB * 256)
+            s_ptrs += onward * (SB * 32 if NV else SB * 16)
+            x_ptrs += onward * (SB * 64)
+        else:
+            w_ptrs += SB * 256
+            s_ptrs += SB * 32 if NV else SB * 16
+            x_ptrs += SB * 64
     if ASM and not NV:
         acc *= 2.0**64
     return acc

@@ -29,6 +29,7 @@ from sglang_sm120.commands.plan import (
     simulate,
 )
 from sglang_sm120.commands.plan.document import Answer, Layer, PatchState, Request, Sizes
+from sglang_sm120.moe import runners
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import server_flags
 
@@ -44,6 +45,7 @@ class _SoFar:
     sizes: Sizes | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    wants_invariance: bool = False
 
 
 def decide(request: Request) -> Answer:
@@ -62,6 +64,7 @@ def decide(request: Request) -> Answer:
         patches=tuple(PatchState(name=s.name, status=str(s.status), reason=s.reason) for s in records.STATES.values()),
         warnings=tuple(found.warnings),
         errors=tuple(found.errors),
+        wants_invariance=found.wants_invariance,
     )
 
 
@@ -70,10 +73,15 @@ def _steps(request: Request, found: _SoFar) -> None:
 
     load_plugins()
     given = ineffective_settings.environment()
+    acts = any(state.status == records.Status.APPLIED for state in records.STATES.values())
+    found.wants_invariance = acts and given.get(settings.BATCH_INVARIANT.name, "").strip() == "1"
     server_args = resolve(["--model-path", request.model, *request.flags])
     flags = partial(server_flags.resolved, server_args)
     flag_values.require(flags)
     server_args.check_server_args()
+    if flags("enable_deterministic_inference"):
+        found.wants_invariance = True
+        found.warnings.append(runners.ATTENTION)
     found.sizes = Sizes(**{name: flags(name) for name in Sizes.__dataclass_fields__})
     one_rank.publish_as_scheduler(server_args)
     model_config = server_flags.model_config(server_args)

@@ -186,7 +186,8 @@ def render(plan: Plan) -> str:
 
 
 def _layer(name: str, layer: LayerPlan) -> list[str]:
+    kept = ", batch-invariant" if layer.batch_invariant else ""
     return [
-        f"{name:<15} {layer.kernel}: runner {layer.runner}, method {layer.method}",
+        f"{name:<15} {layer.kernel}{kept}: runner {layer.runner}, method {layer.method}",
         f"{'':<15} by {layer.changed_by or 'SGLang'}: {layer.reason}",
     ]

@@ -7,12 +7,19 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_sm120 import files
+from sglang_sm120 import files, settings
 from sglang_sm120.upstream import shadowed
+
+_REFUSED = "supported for deterministic inference, but you explicitly specified 'dsv4'"
+_REMEDY = f"; set {settings.BATCH_INVARIANT.name}=1 to have batch-invariant experts and start it all the same"
 
 
 def message(error: BaseException, flags: Sequence[str]) -> str:
     """The error in one line; where it says nothing of itself, the line of source that raised it."""
+    return _say(error, flags) + (_REMEDY if _REFUSED in str(error) else "")
+
+
+def _say(error: BaseException, flags: Sequence[str]) -> str:
     text = " ".join(str(error).removeprefix("sglang-sm120: ").split())
     if isinstance(error, SystemExit) and text not in ("", "0", "None"):
         return text

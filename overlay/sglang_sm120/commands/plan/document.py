@@ -41,6 +41,7 @@ class Layer:
         changed_by: the patch that decided, None for SGLang.
         reason: one line.
         algorithm: `EAGLE` or `DSPARK` of a draft, None for the target.
+        batch_invariant: its method keeps a token's bits whatever the batch.
     """
 
     method: str
@@ -50,6 +51,7 @@ class Layer:
     changed_by: str | None = None
     reason: str
     algorithm: str | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,10 @@ class PatchState:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a launch in the child; what it did not get to is None."""
+    """What became of a launch in the child; what it did not get to is None.
+
+    `wants_invariance`: a token's bits are not to depend on its batch.
+    """
 
     target: Layer | None = None
     draft: Layer | None = None
@@ -87,17 +92,22 @@ class Answer:
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    wants_invariance: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """What a kind of MoE layer would run: runner and method of SGLang, the kernel's name, who chose, and why."""
+    """What a kind of MoE layer would run: runner and method of SGLang, the kernel's name, who chose, and why.
+
+    `batch_invariant`: a token's result has the same bits whatever else is in the batch.
+    """
 
     runner: str | None
     method: str
     kernel: str
     changed_by: str | None
     reason: str
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +176,7 @@ def read_answer(text: str) -> Answer:
         patches=tuple(PatchState(**state) for state in raw["patches"]),
         warnings=tuple(raw["warnings"]),
         errors=tuple(raw["errors"]),
+        wants_invariance=raw["wants_invariance"],
     )
 
 

@@ -25,10 +25,11 @@ def judged(plan: Plan, answer: Answer) -> Plan:
         errors=plan.errors + answer.errors,
     )
     if answer.target is not None:
-        plan = replace(_with_verdict(plan, "target", answer.target), target=_named(answer.target))
+        plan = _with_verdict(plan, "target", answer.target, answer.wants_invariance)
+        plan = replace(plan, target=_named(answer.target))
     if answer.draft is not None:
         draft = DraftPlan(**vars(_named(answer.draft)), algorithm=answer.draft.algorithm or "")
-        plan = replace(_with_verdict(plan, "draft", answer.draft), draft=draft)
+        plan = replace(_with_verdict(plan, "draft", answer.draft, answer.wants_invariance), draft=draft)
     return plan
 
 
@@ -40,16 +41,20 @@ def _named(layer: Layer) -> LayerPlan:
         kernel=kernel.name if kernel else f"{layer.method} on {layer.runner}",
         changed_by=layer.changed_by,
         reason=layer.reason,
+        batch_invariant=layer.batch_invariant,
     )
 
 
-def _with_verdict(plan: Plan, role: Role, layer: Layer) -> Plan:
+def _with_verdict(plan: Plan, role: Role, layer: Layer, wants_invariance: bool) -> Plan:
     major = gpu.capability_of(plan.arch)[0]
     fault = known_kernels.fault(layer.method, layer.runner, major, layer.packed)
     warnings = plan.warnings
     if not is_known(layer) and not fault:
         name = _named(layer).kernel
         warnings += (f"{role}: {name} is not known to sglang-sm120; whether {plan.arch} has it is not known",)
+    kernel = known_kernels.lookup(layer.method, layer.runner)
+    if wants_invariance and kernel is not None and kernel.varies is not None:
+        warnings += (runners.not_invariant(role, kernel, _SWITCH[role][1]),)
     faults = ((fault,) if fault else ()) + layer.faults
     errors = tuple(f"{role}: {found}. {_remedy(plan, role)}" for found in faults)
     return replace(plan, warnings=warnings, errors=plan.errors + errors)

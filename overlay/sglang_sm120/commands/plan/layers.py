@@ -37,6 +37,7 @@ class _Built:
     packed: bool
     faults: tuple[str, ...]
     decided: Decision | None
+    batch_invariant: bool
 
 
 def shape_of(model_config: Any) -> Shape:
@@ -121,6 +122,7 @@ def _build(
                     bool(packed),
                     tuple(layer_faults.of(layer)),
                     decisions.DECISIONS.get(("dispatch", server_flags.role(prefix))),
+                    bool(getattr(layer.quant_method, "batch_invariant", False)),
                 )
             )
     return built
@@ -144,4 +146,5 @@ def _layer(role: Role, built: _Built, runner: str | None) -> Layer:
         faults=faults,
         changed_by=known.changed_by if known else None,
         reason=known.reason if known else "SGLang's own choice",
+        batch_invariant=built.batch_invariant,
     )
