@@ -17,7 +17,7 @@ from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 
-def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4, inter: int = 2048, invariant: bool = False):
+def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4, invariant: bool = False, inter: int = 2048):
     work = schedule.Work(tokens, 6, 256, 4096, inter, format=weights, invariant=invariant)
     plan = schedule.plan(work, 132, True)
     assert plan.many
@@ -95,6 +95,6 @@ def test_what_comes_first_waits_before_it_touches_memory(kernel, options):
 @pytest.mark.parametrize("weights", [fp4_moe.MXFP4, fp4_moe.NVFP4], ids=lambda f: f.name)
 def test_half_a_superblock_costs_no_register(kernel, weights):
     """With more than 128 a thread one program of 8 warps is alone on its SM."""
-    made = compiled_tile.measure(config(kernel, 8192, weights, 288), 90)
+    made = compiled_tile.measure(config(kernel, 8192, weights, inter=288), 90)
     assert (made["tokens"], made["warps"], made["spills"], made["sync_loads"]) == (128, 8, 0, 0)
     assert made["registers"] <= 128
