@@ -6,13 +6,14 @@ then that many bytes of JSON.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sglang_sm120.checkpoint import expert_formats
 from sglang_sm120.checkpoint.expert_formats import Block, Kind, dtype, kind_of
@@ -21,6 +22,7 @@ DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
 INDEX = "model.safetensors.index.json"
 _ROUTED = re.compile(r"(?P<block>(?:model\.)?(?:layers|mtp)\.\d+)\.(?:ffn|mlp)\.experts\.\d+\.(?P<part>.+)$")
 _HEADER_LIMIT = 512 * 2**20
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's begin like UTF-16's
 _COUNTS = ("n_routed_experts", "num_experts_per_tok")
 _DSPARK_COUNTS = ("dspark_n_routed_experts", "dspark_num_experts_per_tok")
 _SIZES = ("hidden_size", "moe_intermediate_size", *_COUNTS)
@@ -100,7 +102,7 @@ def tensor_headers(file: Path) -> dict[str, dict[str, Any]]:
     try:
         header = json.loads(text)
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        whole = all(isinstance(e["dtype"], str) and len(e["data_offsets"]) == 2 for e in tensors.values())
+        whole = all(isinstance(e["dtype"], str) and _is_range(e["data_offsets"]) for e in tensors.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
@@ -108,16 +110,29 @@ def tensor_headers(file: Path) -> dict[str, dict[str, Any]]:
     return tensors
 
 
+def _is_range(offsets: Any) -> bool:
+    """Whether it is a begin and an end in bytes, as a file can have them."""
+    begin, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (None, None)
+    return type(begin) is int and type(end) is int and 0 <= begin <= end < 2**63
+
+
 def _config(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        raw = file.read_bytes()
+        if raw.startswith(_BYTE_ORDER_MARKS):
+            raise CheckpointError(
+                f"{file} begins with a byte order mark, so SGLang does not read it; save it as UTF-8 without one"
+            )
+        config = json.loads(raw.decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
     except NotADirectoryError:
         raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
     if not isinstance(config, dict):
@@ -133,6 +148,9 @@ def _bad_sizes(text: dict[str, Any]) -> list[str]:
     bad = given.keys() - good.keys()
     problems = [f"config.json: {n} is {json.dumps(given[n])}; expected a positive whole number" for n in sorted(bad)]
     stages = tuple(own if own in given else name for own, name in zip(_DSPARK_COUNTS, _COUNTS, strict=True))
+    limit = text.get("swiglu_limit")
+    if limit is not None and not (_is_number(limit) and 0 < limit < float("inf")):
+        problems.append(f"config.json: swiglu_limit is {json.dumps(limit)}; expected a positive number, or null")
     for experts, top_k in dict.fromkeys((_COUNTS, stages)):
         if {experts, top_k} <= good.keys() and good[top_k] > good[experts]:
             problems.append(f"config.json: {top_k} is {good[top_k]}; expected 1 to {good[experts]}, as {experts} says")
@@ -141,6 +159,10 @@ def _bad_sizes(text: dict[str, Any]) -> list[str]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _experts(directory: Path) -> dict[str, dict[str, dict[str, Any]]]:

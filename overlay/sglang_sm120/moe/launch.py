@@ -28,6 +28,8 @@ class Launch:
         speculative: EAGLE, DSPARK or None.
         target_default, draft_default: what SGLANG_SM120_TARGET_MOE and SGLANG_SM120_DRAFT_MOE say.
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
+        draft_all_to_all: `--speculative-moe-a2a-backend`, which EAGLE reads and DSpark does not; None is the target's.
+        draft_quantization: `--speculative-draft-model-quantization` as given.
         draft_kind: format of the draft's experts where `--speculative-draft-model-path` names another checkpoint.
         takes_names: this SGLang's flags accept registered runner names, hence ours.
         cutlass_mxfp4: this SGLang's FlashInfer CUTLASS MXFP4 method runs on SM120.
@@ -50,6 +52,8 @@ class Launch:
     target_default: str = "auto"
     draft_default: str = "auto"
     all_to_all: str = "none"
+    draft_all_to_all: str | None = None
+    draft_quantization: str | None = None
     draft_kind: Kind | None = None
     takes_names: bool = True
     cutlass_mxfp4: bool = True
@@ -86,6 +90,8 @@ def facts(server_args: Any, settings: Settings, unreached: str | None = None) ->
         target_default=settings.target_runner,
         draft_default=settings.draft_runner,
         all_to_all=view.moe_a2a_backend,
+        draft_all_to_all=view.speculative_moe_a2a_backend,
+        draft_quantization=view.speculative_draft_model_quantization,
         draft_kind=_draft_kind(server_args, view),
         takes_names=features.takes_runner_names(),
         cutlass_mxfp4=features.has_cutlass_mxfp4(),

@@ -13,6 +13,8 @@ from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
+# Runner -> the all-to-alls whose dispatch it reads, by SGLang's register_fused_func; `none` alone for the others.
+_NVFP4_DISPATCH = {"flashinfer_cutlass": ("none", "flashinfer")}
 
 
 class RouteError(ValueError):
@@ -47,6 +49,11 @@ def route_target(launch: Launch) -> Route:
 def route_draft(launch: Launch) -> Route:
     """The draft's runner, for a launch with speculative decoding. Raises RouteError as `route_target` does."""
     kind = launch.draft_kind or launch.kind
+    if launch.draft_quantization == "modelopt_fp4" and kind in ("hybrid-nvfp4", "mxfp4"):
+        raise RouteError(
+            "--speculative-draft-model-quantization modelopt_fp4 is not what the draft is (its experts are MXFP4); "
+            "leave the flag out"
+        )
     inherits = launch.kind == kind and kind != "hybrid-nvfp4"
     if kind in ("hybrid-nvfp4", "mxfp4"):
         return _mxfp4_draft(launch) if inherits else _explicit_mxfp4_draft(launch)
@@ -75,15 +82,18 @@ def _nvfp4_target(launch: Launch) -> Route:
     cutlass = _nvfp4_obstacle(launch, "flashinfer_cutlass")
     if cutlass is None:
         return Route("flashinfer_cutlass", f"{RUNNER} cannot run the target: {ours}")
-    return Route("marlin", f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}")
+    neither = f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}"
+    if launch.all_to_all != "none":
+        raise RouteError(f"{neither}; leave --moe-a2a-backend out, or give flashinfer")
+    return Route("marlin", neither)
 
 
 def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
     """Why a launch keeps a runner with kernels for NVFP4 from running the target; None if it does not."""
     if runner == RUNNER and launch.unreached is not None:
         return launch.unreached
-    if runner == RUNNER and launch.all_to_all != "none":
-        return f"--moe-a2a-backend {launch.all_to_all} brings a dispatch of its own"
+    if runner != "auto" and launch.all_to_all not in _NVFP4_DISPATCH.get(runner, ("none",)):
+        return _own_dispatch("--moe-a2a-backend", launch.all_to_all, runner)
     if runner == "flashinfer_cutlass" and launch.ep not in (1, launch.tp):
         return f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep})"
     if runner == "flashinfer_cutlass" and launch.quantization is not None:
@@ -101,6 +111,9 @@ def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
 def _mxfp4_target(launch: Launch) -> Route:
     source, asked = _asked_target(launch)
     _refuse_mxfp4(launch, source, asked)
+    if asked == RUNNER and launch.all_to_all != "none":
+        reason = f"{_own_dispatch('--moe-a2a-backend', launch.all_to_all)}; leave that flag out, or this one"
+        raise RouteError(_refused(source, asked, reason))
     if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
         return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
     if asked != "auto" and source != TARGET_FLAG:
@@ -122,6 +135,8 @@ def _mxfp4_draft(launch: Launch) -> Route:
         raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
     _refuse_mxfp4(launch, source, asked)
     _refuse_other_ids(launch, source, asked)
+    if asked == RUNNER:
+        _refuse_dispatch(launch, source)
     if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for the draft has kernels for SM120")
@@ -135,6 +150,7 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
     _refuse_mxfp4(launch, source, asked)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
+        _refuse_dispatch(launch, source if asked == RUNNER else None)
         return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
     return Route(asked, f"{source} {asked} was asked for")
 
@@ -182,6 +198,25 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
 
 
+def _refuse_dispatch(launch: Launch, source: str | None) -> None:
+    """Raise RouteError when our draft's tokens would come by an all-to-all; `source` asked for ours, None if nobody."""
+    dspark = launch.speculative == "DSPARK"
+    inherited = dspark or launch.draft_all_to_all is None
+    flag = "--moe-a2a-backend" if inherited else "--speculative-moe-a2a-backend"
+    value = launch.all_to_all if inherited else str(launch.draft_all_to_all)
+    if value == "none":
+        return
+    cure = "leave that flag out (DSpark's draft follows it)" if dspark else "add --speculative-moe-a2a-backend none"
+    reason = f"{_own_dispatch(flag, value)}; {cure}"
+    if source is not None:
+        raise RouteError(_refused(source, RUNNER, reason))
+    raise RouteError(f"the draft's MXFP4 experts run on {RUNNER} here, and {reason}")
+
+
+def _own_dispatch(flag: str, value: str, runner: str = RUNNER) -> str:
+    return f"{flag} {value} brings a dispatch of its own, which {runner} does not read"
+
+
 def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
     """The runners to offer that this SGLang's flags and kernels have at this shape."""
     missing = set() if launch.takes_names else {RUNNER}
@@ -198,4 +233,8 @@ def _cutlass_shapes(launch: Launch) -> str:
 
 
 def _refusal(flag: str, value: str | None, reason: str, working: tuple[str, ...]) -> str:
-    return f"{flag} {value} cannot run here on SM120: {reason}. These can: {', '.join(working)}; or leave the flag out"
+    return f"{_refused(flag, value, reason)}. These can: {', '.join(working)}; or leave the flag out"
+
+
+def _refused(flag: str, value: str | None, reason: str) -> str:
+    return f"{flag} {value} cannot run here on SM120: {reason}"

@@ -21,6 +21,7 @@ from typing import Any
 from sglang_sm120 import settings
 from sglang_sm120.commands.plan import (
     complaints,
+    config_file,
     document,
     flag_values,
     ineffective_settings,
@@ -37,8 +38,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass
 class _SoFar:
-    """What a launch has come to; one that is stopped keeps it."""
+    """What a launch has come to; one that is stopped keeps it. `flags` are those of a `--config` file too."""
 
+    flags: list[str] = field(default_factory=list)
     target: Layer | None = None
     draft: Layer | None = None
     sizes: Sizes | None = None
@@ -48,13 +50,13 @@ class _SoFar:
 
 def decide(request: Request) -> Answer:
     """Answer one request; problems end up in `errors`."""
-    found = _SoFar()
+    found = _SoFar(flags=list(request.flags))
     try:
         _steps(request, found)
     except flag_values.ImpossibleFlagsError as error:
         found.errors += error.faults
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
-        found.errors.append(complaints.message(error, request.flags))
+        found.errors.append(complaints.message(error, found.flags, request.model))
     return Answer(
         target=found.target,
         draft=found.draft,
@@ -70,6 +72,8 @@ def _steps(request: Request, found: _SoFar) -> None:
 
     load_plugins()
     given = ineffective_settings.environment()
+    found.flags = config_file.expanded(request.flags)
+    config_file.require_one_model(request.flags, found.flags, request.model)
     server_args = resolve(["--model-path", request.model, *request.flags])
     flags = partial(server_flags.resolved, server_args)
     flag_values.require(flags)
@@ -83,6 +87,11 @@ def _steps(request: Request, found: _SoFar) -> None:
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
+    if flags("moe_a2a_backend") not in (None, "none"):
+        found.warnings.append(
+            f"not simulated: the dispatch of --moe-a2a-backend {flags('moe_a2a_backend')} between ranks, its packages "
+            "and its memory; layers are shown as they are built"
+        )
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
     algorithm = flags("speculative_algorithm")

@@ -5,6 +5,7 @@ The checkpoint's facts are read here; everything else is asked of SGLang in a ch
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +44,24 @@ def make(model: Path, flags: list[str], arch: str | None = None, memory_gib: int
     except CheckpointError as error:
         return replace(plan, errors=(str(error),))
     plan = replace(plan, checkpoint=facts, errors=tuple(f"{model}: {problem}" for problem in facts.problems))
+    exporter = None if facts.is_deepseek_v4 else _exporter(model)
     if not facts.is_deepseek_v4 and not plan.errors and plan.sglang is not None:
-        said = f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
-        return replace(plan, warnings=(said,))
+        if exporter is None:
+            said = f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
+            return replace(plan, warnings=(said,))
+        said = f"config.json: quant_method is {exporter}, which the overlay does not patch; SGLang alone decides"
+        plan = replace(plan, warnings=(said,))
     plan = replace(plan, errors=plan.errors or _usage(plan, flags))
     return plan if plan.errors else _asked(plan, model, flags, memory_gib)
+
+
+def _exporter(model: Path) -> str | None:
+    """The format of a DeepSeek-V4 checkpoint that the overlay leaves alone, by its name; None for other models."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") not in inspection.DEEPSEEK_V4:
+        return None
+    quantization = config.get("quantization_config") or {}
+    return str(quantization.get("quant_method", "not quantized"))
 
 
 def _usage(plan: Plan, flags: list[str]) -> tuple[str, ...]:
@@ -64,7 +78,7 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
     assumed, filtered = os.environ.get(settings.ASSUME.name), os.environ.get("SGLANG_PLUGINS")
     if assumed and assumed != plan.arch:
         said = f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {plan.arch} says"
-        plan = replace(plan, warnings=(said,))
+        plan = replace(plan, warnings=(*plan.warnings, said))
     request = Request(model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib)
     try:
         answer = ask(request, plan.stock)
@@ -79,7 +93,10 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
 
 def _weighed(plan: Plan, model: Path, memory_gib: int, sizes: Sizes) -> Plan:
     """Weights of each GPU against its memory; more than it has is an error."""
-    weights = memory.weigh(model)
+    try:
+        weights = memory.weigh(model)
+    except CheckpointError as damage:
+        return replace(plan, errors=(*plan.errors, str(damage)))
     if weights is None:
         return plan
     found = memory.budget(

@@ -38,6 +38,7 @@ class Layer:
         runner: its runner.
         packed: its experts are packed FP4.
         faults: why it would fail or compute something else, beyond the architectures of its kernel.
+        undone: what it is instead of what was decided, with a cure; None where it is that.
         changed_by: the patch that decided, None for SGLang.
         reason: one line.
         algorithm: `EAGLE` or `DSPARK` of a draft, None for the target.
@@ -47,6 +48,7 @@ class Layer:
     runner: str | None
     packed: bool
     faults: tuple[str, ...] = ()
+    undone: str | None = None
     changed_by: str | None = None
     reason: str
     algorithm: str | None = None

@@ -52,6 +52,7 @@ def _with_verdict(plan: Plan, role: Role, layer: Layer) -> Plan:
         warnings += (f"{role}: {name} is not known to sglang-sm120; whether {plan.arch} has it is not known",)
     faults = ((fault,) if fault else ()) + layer.faults
     errors = tuple(f"{role}: {found}. {_remedy(plan, role)}" for found in faults)
+    errors += (f"{role}: {layer.undone}",) if layer.undone else ()
     return replace(plan, warnings=warnings, errors=plan.errors + errors)
 
 
