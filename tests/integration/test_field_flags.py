@@ -1,7 +1,6 @@
 """Flags of users' reports whose launches failed late or with words that led nowhere: what `plan` says of them now."""
 
 import json
-import sys
 
 import pytest
 from helpers import CHILDREN, COMMAND, EAGLE, environment, run
@@ -27,14 +26,14 @@ ROWS = [
     ("deepep ours", "native", ["--tp", "2", A2A, "deepep", TARGET_FLAG, "sm120_triton"], {}, f"deepep {NOT_READ}; le"),
     ("deepep NVFP4", "hybrid", ["--tp", "2", A2A, "deepep"], {}, f"leave {A2A} out, or give flashinfer"),
     ("deepep draft", "native", ["--tp", "2", A2A, "deepep", *EAGLE, DRAFT_FLAG, "sm120_triton"], {}, "add --specul"),
-    ("no topk", "hybrid", ["--tp", "2", *EAGLE[:2]], {}, "(--speculative-eagle-topk is not given; --speculative-eagle"),
-    ("topk", "hybrid", ["--tp", "2", *EAGLE, "--speculative-eagle-topk", "4"], {}, "(--speculative-eagle-topk 4; --spe"),
-    ("draft's bits", "hybrid", ["--tp", "2", *EAGLE, QUANTIZATION, "modelopt_fp4"], {}, f"{QUANTIZATION} modelopt_fp4 is"),
+    ("no topk", "hybrid", ["--tp", "2", *EAGLE[:2]], {}, "(--speculative-eagle-topk is not given; --speculative"),
+    ("topk", "hybrid", ["--tp", "2", *EAGLE, "--speculative-eagle-topk", "4"], {}, "(--speculative-eagle-topk 4; --"),
+    ("draft's bits", "hybrid", ["--tp", "2", *EAGLE, QUANTIZATION, "modelopt_fp4"], {}, f"{QUANTIZATION} modelopt_fp"),
     ("native's", "native", ["--tp", "2", *EAGLE, QUANTIZATION, "modelopt_fp4"], {}, f"{QUANTIZATION} modelopt_fp4 is"),
     ("fp8 draft", "hybrid", ["--tp", "2", *EAGLE, QUANTIZATION, "fp8"], {}, None),
     ("groups", "native", ["--tp", "2", *OFFLOAD, TARGET_FLAG, "sm120_triton"], {}, "--offload-group-size moves param"),
     ("groups, stock", "native", ["--tp", "2", *OFFLOAD], {}, None),
-    ("mistyped", "hybrid", ["--tp", "2", *EAGLE, "--speculative-draft-model-path", "/no/such"], {}, "/no/such is no dir"),
+    ("mistyped", "hybrid", ["--tp", "2", *EAGLE, "--speculative-draft-model-path", "/no/such"], {}, "/no/such is no d"),
     ("abbreviated", "hybrid", ["--tp", "2", "--model-pat", "/elsewhere"], {}, "the flags have model-pat /elsewhere"),
 ]  # fmt: skip
 
