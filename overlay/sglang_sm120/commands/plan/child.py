@@ -27,9 +27,10 @@ from sglang_sm120.commands.plan import (
     ineffective_settings,
     layers,
     one_rank,
+    other_kernels,
     simulate,
 )
-from sglang_sm120.commands.plan.document import Answer, Layer, PatchState, Request, Sizes
+from sglang_sm120.commands.plan.document import Answer, Layer, OtherKernels, PatchState, Request, Sizes
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import server_flags
 
@@ -44,6 +45,7 @@ class _SoFar:
     target: Layer | None = None
     draft: Layer | None = None
     sizes: Sizes | None = None
+    others: OtherKernels | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ def decide(request: Request) -> Answer:
         target=found.target,
         draft=found.draft,
         sizes=found.sizes,
+        others=found.others,
         patches=tuple(PatchState(name=s.name, status=str(s.status), reason=s.reason) for s in records.STATES.values()),
         warnings=tuple(found.warnings),
         errors=tuple(found.errors),
@@ -87,6 +90,9 @@ def _steps(request: Request, found: _SoFar) -> None:
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
+        found.others = other_kernels.resolved(flags)
+        asked, text = complaints.as_given(found.flags), model_config.hf_text_config
+        found.warnings += [f.line for f in other_kernels.findings(flags, asked, text, request.head)]
     if flags("moe_a2a_backend") not in (None, "none"):
         found.warnings.append(
             f"not simulated: the dispatch of --moe-a2a-backend {flags('moe_a2a_backend')} between ranks, its packages "

@@ -19,6 +19,7 @@ class Request:
     Attributes:
         model: checkpoint directory.
         flags: SGLang server flags, without the model.
+        head: dtype of the checkpoint's output head, None where no header says it.
         arch: of the simulated GPUs.
         memory_gib: of each of them.
     """
@@ -27,6 +28,7 @@ class Request:
     flags: tuple[str, ...]
     arch: str
     memory_gib: int = 96
+    head: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,25 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherKernels:
+    """What a launch on SM120 runs beside its MoE layers; the overlay changes none of it.
+
+    Attributes:
+        attention: `--attention-backend` as resolved.
+        draft_attention: the draft's, where it has one of its own.
+        sparse_mla: whose sparse-MLA kernels.
+        indexer: whose kernel scores the tokens to look at.
+        all_reduce: who sums over ranks without NVLink; None for one rank.
+    """
+
+    attention: str
+    draft_attention: str | None
+    sparse_mla: str
+    indexer: str
+    all_reduce: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatchState:
     """A patch in the launch's processes."""
 
@@ -82,6 +103,7 @@ class Answer:
     target: Layer | None = None
     draft: Layer | None = None
     sizes: Sizes | None = None
+    others: OtherKernels | None = None
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -117,6 +139,7 @@ class Plan:
         stock: the overlay was left out.
         checkpoint: None where it cannot be read.
         target, draft: None where SGLang did not get to them; the draft also without speculative decoding.
+        others: None on other architectures than SM120 and SM121, or where SGLang did not get to it.
         memory: None where the weights are not there, or SGLang did not resolve the flags.
         errors: a launch that would fail has some, each naming the flag or file to change.
     """
@@ -129,6 +152,7 @@ class Plan:
     checkpoint: Checkpoint | None = None
     target: LayerPlan | None = None
     draft: DraftPlan | None = None
+    others: OtherKernels | None = None
     memory: Budget | None = None
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -161,6 +185,7 @@ def read_answer(text: str) -> Answer:
         target=_layer(raw["target"]),
         draft=_layer(raw["draft"]),
         sizes=raw["sizes"] and Sizes(**raw["sizes"]),
+        others=raw["others"] and OtherKernels(**raw["others"]),
         patches=tuple(PatchState(**state) for state in raw["patches"]),
         warnings=tuple(raw["warnings"]),
         errors=tuple(raw["errors"]),

@@ -20,6 +20,7 @@ def judged(plan: Plan, answer: Answer) -> Plan:
     """The plan with the answer in it."""
     plan = replace(
         plan,
+        others=answer.others,
         patches=answer.patches,
         warnings=plan.warnings + answer.warnings,
         errors=plan.errors + answer.errors,
