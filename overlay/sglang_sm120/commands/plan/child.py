@@ -85,13 +85,15 @@ def _steps(request: Request, found: _SoFar) -> None:
     one_rank.publish_as_scheduler(server_args)
     model_config = server_flags.model_config(server_args)
     shape = layers.shape_of(model_config)
+    text = model_config.hf_text_config
     flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size)
+    flag_values.require_attention_shares(flags, text.num_attention_heads, getattr(text, "o_groups", None))
     found.errors += ineffective_settings.faults(given, server_args)
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
         found.others = other_kernels.resolved(flags)
-        asked, text = complaints.as_given(found.flags), model_config.hf_text_config
+        asked = complaints.as_given(found.flags)
         found.warnings += [f.line for f in other_kernels.findings(flags, asked, text, request.head)]
     if flags("moe_a2a_backend") not in (None, "none"):
         found.warnings.append(
