@@ -13,7 +13,7 @@ from sglang_sm120.checkpoint import format
 from sglang_sm120.checkpoint.format import Layout, Shape
 
 _FLASH = Shape()
-_PRO = replace(_FLASH, hidden=7168, intermediate=3072, experts=384, heads=128)
+_PRO = replace(_FLASH, hidden=7168, intermediate=3072, experts=384, heads=128, o_groups=16)
 _SIZES = {"flash": _FLASH, "pro": _PRO}
 
 

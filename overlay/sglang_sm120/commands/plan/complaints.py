@@ -80,7 +80,7 @@ def _with_flags(text: str, flags: Sequence[str], keys: str) -> str:
     meant = [given[flag] for flag in given if re.search(rf"\b{names[flag]}s?\b", words)]
     if keys or _OF_CONFIG.match(text):
         return f"{text} ({', '.join([*meant, keys or 'config.json'])})"
-    meant = meant or list(given.values())
+    meant = meant or list(given)
     return f"{text} ({', '.join(meant)})" if meant else text
 
 
