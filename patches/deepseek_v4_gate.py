@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, known_kernels, launch_files, runners, stock
+from sglang_sm120.moe import decisions, invariance, known_kernels, launch_files, refusals, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
@@ -105,10 +105,10 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             _refuse_moved_weights(
                 view, RUNNER in (target.runner, launch.target_runner), RUNNER in (draft.runner, launch.draft_runner)
             )
-        except runners.RouteError as error:
+        except refusals.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
-        attention = [runners.ATTENTION] if server_flags.is_deterministic(view) else []
-        for said in attention + runners.varying(launch, target, draft if launch.speculative is not None else None):
+        attention = [invariance.ATTENTION] if server_flags.is_deterministic(view) else []
+        for said in attention + invariance.varying(launch, target, draft if launch.speculative is not None else None):
             logger.warning(f"sglang-sm120: {said}")
         return declared
 

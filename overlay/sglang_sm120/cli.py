@@ -51,7 +51,7 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
             else:
                 document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
-        return _say(f"selftest cannot run: {error}", arguments.json)
+        return _say(f"selftest cannot run: {error}{_hint(error)}", arguments.json)
     status = _answer(document, arguments.json, selftest.render_any)
     if receipt:
         try:
@@ -80,7 +80,7 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
     except (tune.TuneError, CheckpointError) as error:
         return _say(error, arguments.json)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
-        return _say(f"tune cannot run: {error}", arguments.json)
+        return _say(f"tune cannot run: {error}{_hint(error)}", arguments.json)
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
@@ -91,7 +91,7 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands import verify
 
     try:
-        document = verify.run(arguments.url, arguments.reference, arguments.timeout)
+        document = verify.run(arguments.url, arguments.reference, arguments.timeout, arguments.api_key)
     except verify.ServerError as error:
         return _say(error, arguments.json)
     return _answer(document, arguments.json, verify.render)
@@ -107,15 +107,19 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
 
 
 def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:
-    import json
-
     from sglang_sm120.commands import terminal
 
     if as_json:
-        terminal.show(json.dumps(document, indent=1), None)
+        terminal.show(terminal.as_json(document), None)
     else:
         terminal.show(render(document), terminal.width())
     return PROBLEM if document["errors"] else GOOD
+
+
+def _hint(error: Exception) -> str:
+    """What to install where a package that brings the kernel's is missing."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0]
+    return "; install SGLang, which brings it: pip install sglang" if missing in ("torch", "triton") else ""
 
 
 def _progress(line: str) -> None:
@@ -147,18 +151,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script. What follows `--` belongs to SGLang."""
+    words = sys.argv[1:] if argv is None else argv
     try:
         from sglang_sm120.commands import interrupts, terminal
-        from sglang_sm120.commands.arguments import parse
+        from sglang_sm120.commands.arguments import parse, wants_json
 
         terminal.prepare()
         with interrupts.remembered(INTERRUPTED), interrupts.restored():
-            arguments, flags = parse(sys.argv[1:] if argv is None else argv)
+            arguments, flags = parse(words)
             return COMMANDS[arguments.command](arguments, flags)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # the disk behind stdout, a home, a limit: the message names it
-        return _say(error)
+        return _say(error, wants_json(words) and not isinstance(error, terminal.OutputError))
 
 
 if __name__ == "__main__":

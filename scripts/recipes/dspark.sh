@@ -7,7 +7,7 @@
 #   --draft DIR  where the draft's weights are, if neither the checkpoint itself nor its folder `dspark` holds them
 #   --tp N       GPUs (2)
 #
-# For checkpoints with a DSpark draft: V4-Flash-0731, V4.1-Flash and conversions that kept it.
+# For checkpoints with a DSpark draft: V4-Flash-0731, V4.1-Flash (SGLang 0.5.21 and newer) and conversions that kept it.
 # Untested on SM120.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -28,7 +28,7 @@ flags+=(
   --tp "$tp"
   --speculative-algorithm DSPARK
   # The target verifies N + 1 tokens. A checkpoint made for blocks of 5 would verify 6, the one number for which users
-  # on SM120 report corrupted text (sgl-project/sglang#33800: 4, 5, 7 and 8 were clean).
+  # on SM120 report corrupted text (sgl-project/sglang#33800: 4, 5, 7 and 8 were clean there).
   --speculative-dspark-block-size "$block"
   --enable-metrics
 )

@@ -44,5 +44,6 @@ flags+=(--tp "$tp")
 )
 flags+=(--enable-metrics)
 # If two GPUs stop with "peer access is not supported between these two devices" add --disable-custom-all-reduce. If the
-# first all-reduce hangs, NCCL_P2P_DISABLE=1 makes NCCL go through host memory; both: docs/TROUBLESHOOTING.md
+# first all-reduce hangs, NCCL_P2P_DISABLE=1 makes NCCL go through host memory, and two GPUs need that flag too; the
+# cause and the cure: docs/TROUBLESHOOTING.md
 launch

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_sm120.moe import runners
 from sglang_sm120.moe.launch import Launch
-from sglang_sm120.moe.runners import RouteError
+from sglang_sm120.moe.refusals import RouteError
 from sglang_sm120.upstream import features, server_flags
 
 OLD = {"takes_names": False, "ids_per_layer": False}  # SGLang 0.5.16 to 0.5.18

@@ -61,7 +61,12 @@ def names(pattern, paths):
 def test_environment_variables_exist():
     found = names(r"\b(?:SGLANG|NCCL|GLOO)_[A-Z0-9_]*[A-Z0-9]\b", DOCUMENTS + OTHER_FILES)
     ours = {v.name for v in settings.VARIABLES} | {"SGLANG_SM120_HOME", "SGLANG_IMAGE"}
-    nccl = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_P2P_DISABLE"}  # NVIDIA's and Gloo's documents
+    nccl = {
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_P2P_DISABLE",
+        "NCCL_IB_DISABLE",
+    }  # NVIDIA's and Gloo's documents
     theirs = run("grep", "-rhoE", "--include=*.py", r"SGLANG_[A-Z0-9_]+", package("sglang") / "srt").stdout.split()
     assert found >= {"SGLANG_SM120", "SGLANG_PLUGINS", "SGLANG_ENABLE_JIT_DEEPGEMM", "NCCL_P2P_DISABLE"}
     assert "SGLANG_SM120_HOME" in (ROOT / "scripts" / "env" / "environment.sh").read_text(encoding="utf-8")
@@ -97,6 +102,7 @@ def known_flags():
     router = {"--pd-disaggregation", "--prefill", "--decode", "--worker-startup-timeout-secs"}  # sglang-router 0.3.2
     others = {
         "--volumes",
+        "--shm-size",
         "--force-reinstall",
         "--no-deps",
         "--no-cache-dir",
@@ -213,6 +219,15 @@ OURS = [
     (OVERLAY / "moe/runners.py", "no input_scale for them"),
     (OVERLAY / "plugin.py", "the visible GPUs differ; routing MoE layers for "),
     (OVERLAY / "commands/plan/command.py", "memory: the weights take at least "),
+    (OVERLAY / "moe/runners.py", " brings a dispatch of its own, which "),
+    (OVERLAY / "commands/plan/config_file.py", "SGLang reads no file from "),
+    (OVERLAY / "commands/findings/links.py", "the IOMMU translates for the GPUs "),
+    (OVERLAY / "commands/findings/links.py", "sends GPU-to-GPU traffic through the root complex"),
+    (OVERLAY / "commands/findings/links.py", "does not reach SGLang's own all-reduce"),
+    (OVERLAY / "commands/findings/unified_memory.py", "GiB of about 119"),
+    (OVERLAY / "commands/findings/unified_memory.py", "GiB are available"),
+    (OVERLAY / "commands/findings/unified_memory.py", "/dev/shm may take "),
+    (OVERLAY / "commands/plan/other_kernels.py", "this SGLang's DSpark draft multiplies with it"),
     (OVERLAY / "commands/plan/complaints.py", "SGLang cannot use the home directory ("),
     (OVERLAY / "commands/doctor/jit_caches.py", " old: a killed compile left it, and the next one waits for it"),
     (OVERLAY / "commands/doctor/jit_caches.py", " is held by process "),

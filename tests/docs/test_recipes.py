@@ -48,7 +48,11 @@ def test_help_is_its_own_comment(path):
         ("pcie.sh /m", "expected 2, 4 or 8"),
         ("two_nodes.sh /m --head a", "--rank is ''"),
         ("two_nodes.sh /m --rank 0", "--head is missing"),
-        ("two_nodes.sh /m --rank 0 --head a --tp 3", "even number"),
+        ("two_nodes.sh /m --rank 0 --head a --tp 3", "2 hosts need a multiple of 2"),
+        ("two_nodes.sh /m --rank 0 --head a --nodes 3", "--tp is 3; DeepSeek-V4's heads have no third: --stages"),
+        ("two_nodes.sh /m --rank 0 --head a --nodes 3 --tp 6 --dspark", "--tp is 6; DeepSeek-V4's heads have no third"),
+        ("two_nodes.sh /m --rank 4 --head a --nodes 4", "--rank is '4'; expected 0 to 3"),
+        ("two_nodes.sh /m --rank 0 --head a --dspark --draft /missing", "--draft is '/missing'"),
         ("two_nodes.sh /m --rank 0 --head a:x", "--head is 'a:x'"),
         ("two_nodes.sh /m --rank 0 --head 10.0.0.1:99999", "--head is '10.0.0.1:99999'"),
         ("disaggregated.sh /m --port 99999", "--port is '99999'"),
@@ -101,6 +105,28 @@ def test_a_recipe_becomes_the_server(stand_ins, tree, model):
     assert launch["arguments"][:2] == ["--model-path", str(model)]
     assert launch["arguments"][-2:] == ["--log-level", "info"]
     assert launch["environment"]["SGLANG_ENABLE_JIT_DEEPGEMM"] == "0"
+
+
+FOUND = "--nnodes {n} --node-rank 1 --dist-init-addr h:25000 --enable-metrics"
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ("", "--tp 2 " + FOUND.format(n=2) + " --speculative-algorithm EAGLE"),
+        ("--dspark", f"--tp 2 {FOUND.format(n=2)} --speculative-algorithm DSPARK --speculative-dspark-block-size 4"),
+        ("--dspark --nodes 4 --block 3", f"--tp 4 {FOUND.format(n=4)} --speculative-algorithm DSPARK --speculative-d"),
+        ("--nodes 3 --stages", f"--tp 1 --pp-size 3 {FOUND.format(n=3)}"),
+        ("--nodes 2 --tp 8 --stages", f"--tp 4 --pp-size 2 {FOUND.format(n=2)}"),
+        ("--no-draft --nodes 4", f"--tp 4 {FOUND.format(n=4)}"),
+    ],
+)
+def test_several_hosts(stand_ins, tree, options, flags):
+    done, (launch,) = stand_ins.run(f"scripts/recipes/two_nodes.sh $MODEL --rank 1 --head h {options}", tree)
+    assert done.returncode == 0
+    said = " ".join(launch["arguments"][2:])
+    assert said.startswith(flags)
+    assert said == flags or "speculative" in flags
 
 
 def alive_in_session(leader):

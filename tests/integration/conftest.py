@@ -16,6 +16,7 @@ def checkpoints(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkpoints")
     made = {
         "hybrid": tiny.write(root / "hybrid"),
+        "native": tiny.write(root / "native", replace(tiny.SHAPE, kind="mxfp4")),
         "wide": tiny.write(root / "wide", replace(tiny.SHAPE, intermediate=2304 // 4)),
     }
     return made

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_sm120 import cli
+from sglang_sm120 import __version__, cli
 from sglang_sm120.commands import interrupts
 from sglang_sm120.commands.doctor import command as doctor
 from sglang_sm120.commands.plan import command as plan
@@ -37,6 +37,7 @@ from sglang_sm120.commands.tune import command as tune
         (["verify", "--url", "file:///etc/hostname"], "argument --url: 'file:///etc/hostname'"),
         (["verify", "--url", "http://127.0.0.1:99999"], "argument --url: 'http://127.0.0.1:99999'"),
         (["verify", "--url", "http://h", "--reference", "http://"], "argument --reference: 'http://'"),
+        (["verify", "--url", "http://h", "--api-kee", "sk-1"], "arguments: --api-kee; did you mean --api-key?"),
     ],
 )
 def test_near_misses(arguments, says, capsys):
@@ -44,6 +45,78 @@ def test_near_misses(arguments, says, capsys):
         cli.main(arguments)
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "--url", f"http://me:{SECRET}@h:99999"],
+        ["verify", "--url", f"me:{SECRET}@h:30000"],
+        ["verify", "--url", "http://h", "--api-key", f"{SECRET}\n"],
+        ["verify", "--url", "http://h", f"--apikey={SECRET}"],
+        ["verify", "--url", "http://h", "--api_key", SECRET],
+    ],
+)
+@pytest.mark.parametrize("json_too", [True, False])
+def test_no_secret_is_repeated(arguments, json_too, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*arguments, "--json"] if json_too else arguments)
+    said = capsys.readouterr()
+    assert SECRET not in said.out + said.err
+    assert (said.out == "") is not json_too
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--json"],
+        ["plan", "--model", "x", "--json", "--arch", "sm75"],
+        ["doctr", "--json"],
+        ["tune", "--json"],
+        ["doctor", "--json", "--", "--tp", "2"],
+    ],
+)
+def test_wrong_usage_is_a_document_too(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    (error,) = json.loads(said.out)["errors"]
+    assert error in said.err
+
+
+def test_json_behind_the_dashes_is_sglangs(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--", "--json"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_system_error_is_a_document_too(monkeypatch, capsys):
+    def full():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(doctor, "examine", full)
+    assert cli.main(["doctor", "--json"]) == 1
+    assert "Too many open files" in json.loads(capsys.readouterr().out)["errors"][0]
+
+
+@pytest.mark.parametrize("arguments", [["selftest", "--device", "cpu"], ["tune", "--shapes", "8,512,256,2"]])
+def test_without_torch_the_way_to_get_it_is_told(arguments, monkeypatch, capsys):
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    for module in (selftest, tune):
+        monkeypatch.setattr(module, "run", lambda *_: (_ for _ in ()).throw(missing))
+    assert cli.main(arguments) == 1
+    assert "No module named 'torch'; install SGLang, which brings it: pip install sglang" in capsys.readouterr().err
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_sm120", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, __version__)
 
 
 def test_a_receipt_that_cannot_be_written_is_refused_before_minutes_are_spent(monkeypatch, tmp_path, capsys):

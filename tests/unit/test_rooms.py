@@ -21,6 +21,7 @@ ROOMS = {
         ("commands.plan", "commands.doctor", "commands.tune", "commands.selftest"),
         ("commands.arguments",),
         ("cli",),
+        ("__main__",),
     ),
     "kernels/sm120": (
         ("tile_tables",),

@@ -54,7 +54,8 @@ def fp4_moe(
 
     Raises ValueError for anything else. Does not synchronise with the device and may be captured in a CUDA graph; the
     workspace comes from torch's allocator. The same inputs give the same bits on every run. With MXFP4 x must
-    stay below 2**71 in magnitude. On CPU tensors the same kernels run in Triton's interpreter.
+    stay below 2**71 in magnitude; with "mxfp8" and no swiglu_limit the intermediate below 448 * 2**112, about 2**120.
+    On CPU tensors the same kernels run in Triton's interpreter.
     """
     limit, factor = checked_limit(swiglu_limit), _checked_factor(routed_scaling_factor)
     _check_types(x, w, topk_ids, topk_weights, out)

@@ -67,8 +67,9 @@ def _header(file: Path) -> tuple[dict[str, dict[str, Any]], int, int]:
 
 
 def _is_range(offsets: Any) -> bool:
+    """Whether it is a begin and an end in bytes, as a file can have them."""
     begin, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (None, None)
-    return type(begin) is int and type(end) is int and 0 <= begin <= end
+    return type(begin) is int and type(end) is int and 0 <= begin <= end < 2**63
 
 
 def index(directory: Path) -> dict[str, Path] | None:

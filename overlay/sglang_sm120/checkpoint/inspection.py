@@ -5,11 +5,12 @@ No torch, no SGLang, no weights. The target is judged here, the draft, whom a la
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sglang_sm120.checkpoint import completeness, drafts, expert_formats, ignored, memory, survey
 from sglang_sm120.checkpoint.expert_formats import CALLED, Block, Kind, called, dtype, kind_of
@@ -20,6 +21,7 @@ from sglang_sm120.checkpoint.survey import Experts, Survey
 __all__ = ["INDEX", "Checkpoint", "CheckpointError", "Inspected", "inspect", "read", "tensor_headers"]
 
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's begin like UTF-16's
 _COUNTS = ("n_routed_experts", "num_experts_per_tok")
 _DSPARK_COUNTS = ("dspark_n_routed_experts", "dspark_num_experts_per_tok")
 _SIZES = ("hidden_size", "moe_intermediate_size", *_COUNTS)
@@ -143,13 +145,20 @@ def read(directory: Path) -> Inspected:
 def _config(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        raw = file.read_bytes()
+        if raw.startswith(_BYTE_ORDER_MARKS):
+            raise CheckpointError(
+                f"{file} begins with a byte order mark, so SGLang does not read it; save it as UTF-8 without one"
+            )
+        config = json.loads(raw.decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
     except NotADirectoryError:
         raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
     if not isinstance(config, dict):
@@ -165,6 +174,9 @@ def _bad_sizes(text: dict[str, Any]) -> list[str]:
     bad = given.keys() - good.keys()
     problems = [f"config.json: {n} is {json.dumps(given[n])}; expected a positive whole number" for n in sorted(bad)]
     stages = tuple(own if own in given else name for own, name in zip(_DSPARK_COUNTS, _COUNTS, strict=True))
+    limit = text.get("swiglu_limit")
+    if limit is not None and not (_is_number(limit) and 0 < limit < float("inf")):
+        problems.append(f"config.json: swiglu_limit is {json.dumps(limit)}; expected a positive number, or null")
     for experts, top_k in dict.fromkeys((_COUNTS, stages)):
         if {experts, top_k} <= good.keys() and good[top_k] > good[experts]:
             problems.append(f"config.json: {top_k} is {good[top_k]}; expected 1 to {good[experts]}, as {experts} says")
@@ -173,6 +185,10 @@ def _bad_sizes(text: dict[str, Any]) -> list[str]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _target(quantization: dict[str, Any], found: Survey, text: dict[str, Any]) -> tuple[Kind, list[str]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
+from sglang_sm120.commands.client import API_KEY, without_password
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
@@ -18,10 +21,14 @@ from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 class Parser(argparse.ArgumentParser):
     """One that knows its options and its subcommands by name.
 
+    Wrong usage is one JSON document on stdout too where the command line asks for JSON.
+
     Attributes:
         options: as they are written, `--json` and `-h`.
         commands: name -> parser of each subcommand.
     """
+
+    as_json = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.options: list[str] = []
@@ -32,9 +39,20 @@ class Parser(argparse.ArgumentParser):
         self.options += [name for name in names if name.startswith("-")]
         return super().add_argument(*names, **how)
 
+    def error(self, message: str) -> NoReturn:
+        if Parser.as_json:
+            print(json.dumps({"schema": 1, "overlay": __version__, "errors": [message]}, indent=1), flush=True)
+        super().error(message)
+
+
+def wants_json(words: list[str]) -> bool:
+    """Whether a command line asks for JSON; what follows `--` belongs to SGLang."""
+    return "--json" in words[: words.index("--") if "--" in words else len(words)]
+
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command with its flags, and what follows `--`, which belongs to SGLang. Wrong usage exits with 2."""
+    Parser.as_json = wants_json(words)
     at = words.index("--") if "--" in words else len(words)
     ours, flags = words[:at], words[at + 1 :]
     top = parser()
@@ -48,7 +66,9 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         word = unknown[0].partition("=")[0]
         meant = _meant(word, command.options) if word.startswith("-") else ""
         theirs = "; flags of SGLang come after --" if arguments.command == "plan" and not meant else ""
-        command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}{theirs}")
+        # Without their values: one may be a key behind a misspelt --api-key.
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        command.error(f"unrecognized arguments: {' '.join(names)}{meant}{theirs}")
     if flags and arguments.command != "plan":
         command.error(f"{arguments.command} takes nothing after --")
     if arguments.command == "selftest" and not arguments.sm120_code:
@@ -145,8 +165,27 @@ def _add_verify(commands: Any) -> None:
     p.add_argument(
         "--reference", type=_url, metavar="URL", help="the same checkpoint without speculation; answers must agree"
     )
+    add_api_key(p)
     p.add_argument("--timeout", type=_positive, default=60, metavar="S", help="seconds for each request (60)")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def add_api_key(parser: Parser) -> None:
+    """The key of a server that was started with SGLang's `--api-key`; the flag wins over the variable."""
+    parser.add_argument(
+        "--api-key",
+        type=_secret,
+        default=os.environ.get(API_KEY) or None,
+        metavar="KEY",
+        help=f"of the server; default: the variable {API_KEY}",
+    )
+
+
+def _secret(text: str) -> str:
+    """A header's value; what is refused is not repeated."""
+    if not text or not text.isascii() or not text.isprintable():
+        raise argparse.ArgumentTypeError("expected printable ASCII (the value is not shown)")
+    return text
 
 
 def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -175,7 +214,9 @@ def _url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise argparse.ArgumentTypeError(f"{text!r} is no server's address; expected one as http://127.0.0.1:30000")
+        raise argparse.ArgumentTypeError(
+            f"{without_password(text)!r} is no server's address; expected one as http://127.0.0.1:30000"
+        )
     return text
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import json
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+API_KEY = "OPENAI_API_KEY"  # where SGLang's own benchmark looks for a server's key
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -17,26 +19,39 @@ class StatusError(OSError):
     """The server answers with an error; `status` is its number, the message ends with the beginning of its body."""
 
     def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {body}")
+        wanted = f"; the server wants a key: --api-key KEY, or {API_KEY}" if status == 401 else ""
+        super().__init__(f"HTTP {status}: {body}{wanted}")
         self.status = status
 
 
-def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.0) -> bytes:
+def without_password(url: str) -> str:
+    """An address as it may be shown: whatever may be a user and a password before an `@` is left out."""
+    scheme, mark, rest = url.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.0, api_key: str | None = None) -> bytes:
     """The body of an answer. A proxy of the environment is for other machines, not for this one.
 
     Args:
-        url: of a page, `http://host:port/path`.
+        url: of a page, `http://host:port/path`; a user and a password in it are for a proxy before the server.
         document: to be posted as JSON; without one the page is asked for.
         timeout_s: for connecting and for each read.
+        api_key: of the server; sent to its host alone, whatever the host redirects to, and in no message.
 
     Raises:
         StatusError: the server answers with an error.
         OSError: there is no answer, or not a whole one.
     """
     data = None if document is None else json.dumps(document).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    request = urllib.request.Request(bare, data, {"content-type": "application/json"})
+    allowed = f"Bearer {api_key}" if api_key else _basic(parts.username, parts.password)
+    if allowed:
+        request.add_unredirected_header("Authorization", allowed)
     try:
-        opener = _DIRECT if _is_this_machine(urlsplit(url).hostname or "") else urllib.request.build_opener()
+        opener = _DIRECT if _is_this_machine(parts.hostname or "") else urllib.request.build_opener()
         with opener.open(request, timeout=timeout_s) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
@@ -45,6 +60,13 @@ def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.
         raise ConnectionError(str(error.reason)) from error
     except (HTTPException, ValueError) as error:
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def _basic(user: str | None, password: str | None) -> str | None:
+    if user is None:
+        return None
+    pair = f"{unquote(user)}:{unquote(password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
 def _is_this_machine(host: str) -> bool:

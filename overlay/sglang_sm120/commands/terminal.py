@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shutil
 import sys
 import textwrap
+from typing import Any
 
 NARROWEST = 40  # below this, wrapping helps nobody
 _LABEL = re.compile(r"\S+(?: \([^)]*\))?\s{2,}|(?:warning|setting|missing) ")
@@ -40,6 +43,19 @@ def show(text: str, columns: int | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise OutputError(f"cannot write the answer: {error.strerror}") from error
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """The document as any reader of JSON takes it: numbers that JSON does not have are null."""
+    return json.dumps(_finite(document), indent=1)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def width() -> int | None:

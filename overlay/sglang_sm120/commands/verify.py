@@ -29,13 +29,14 @@ class ServerError(RuntimeError):
     """The server cannot be asked; the message says what came instead of an answer."""
 
 
-def run(url: str, reference: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+def run(url: str, reference: str | None = None, timeout_s: float = 60.0, api_key: str | None = None) -> dict[str, Any]:
     """Check a server.
 
     Args:
         url: of the server, `http://host:port`.
         reference: another server of the same checkpoint without speculative decoding; at temperature 0 both must agree.
         timeout_s: for each request.
+        api_key: of both servers.
 
     Returns:
         A document; `errors` are faults, `unseen` is what this server does not show.
@@ -43,12 +44,12 @@ def run(url: str, reference: str | None = None, timeout_s: float = 60.0) -> dict
     Raises:
         ServerError: the server cannot be reached or does not speak SGLang's protocol.
     """
-    server = _Server(url, timeout_s)
+    server = _Server(url, timeout_s, api_key)
     info = server.json("/server_info")
     _must_be_typed(info, f"{server.url}/server_info")
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        "url": url,
+        "url": client.without_password(url),
         "overlay": __version__,
         "sglang": info.get("version"),
         "target_runner": info.get("moe_runner_backend"),
@@ -66,7 +67,7 @@ def run(url: str, reference: str | None = None, timeout_s: float = 60.0) -> dict
     _flags(document)
     _canaries(document, server, "answers")
     if reference is not None:
-        _canaries(document, _Server(reference, timeout_s), "reference")
+        _canaries(document, _Server(reference, timeout_s, api_key), "reference")
         _compare(document)
     _ranks(document, server)
     return document
@@ -163,14 +164,15 @@ def _samples(page: str, url: str) -> list[tuple[str, dict[str, str], float]] | N
 
 
 class _Server:
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
+    def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
+        self._asked = url.rstrip("/")
+        self.url = client.without_password(self._asked)  # for messages
+        self._timeout_s, self._api_key = timeout_s, api_key
 
     def _ask(self, path: str, body: dict[str, Any] | None = None, allow_missing: bool = False) -> bytes | None:
         """None: there is no such page, and that is allowed."""
         try:
-            return client.ask(self.url + path, body, self._timeout_s)
+            return client.ask(self._asked + path, body, self._timeout_s, self._api_key)
         except client.StatusError as error:
             if allow_missing and error.status == 404:
                 return None

@@ -30,6 +30,8 @@ class Launch:
         speculative: EAGLE, DSPARK or None.
         target_default, draft_default: what SGLANG_SM120_TARGET_MOE and SGLANG_SM120_DRAFT_MOE say.
         all_to_all: `--moe-a2a-backend`; any but `none` brings its own dispatch, which sm120_triton does not speak.
+        draft_all_to_all: `--speculative-moe-a2a-backend`, which EAGLE reads and DSpark does not; None is the target's.
+        draft_quantization: `--speculative-draft-model-quantization` as given.
         draft_kind: format of the draft's experts, where it is known apart from the target's.
         input_scales: the NVFP4 experts have scales for activations.
         converted_scales, draft_converted_scales: type of the target's and the draft's scales where SGLang's loader
@@ -57,6 +59,8 @@ class Launch:
     target_default: str = "auto"
     draft_default: str = "auto"
     all_to_all: str = "none"
+    draft_all_to_all: str | None = None
+    draft_quantization: str | None = None
     draft_kind: Kind | None = None
     input_scales: bool = True
     converted_scales: str | None = None
@@ -103,6 +107,8 @@ def facts(server_args: Any, settings: Settings, files: Files, unreached: str | N
         target_default=settings.target_runner,
         draft_default=settings.draft_runner,
         all_to_all=view.moe_a2a_backend,
+        draft_all_to_all=view.speculative_moe_a2a_backend,
+        draft_quantization=view.speculative_draft_model_quantization,
         draft_kind=_draft_kind(server_args, view, files.draft if known and kind != "other" else None),
         input_scales=files.target is None or files.target.input_scales,
         converted_scales=files.target.converted_scales(draft=False) if files.target else None,

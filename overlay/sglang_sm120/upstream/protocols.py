@@ -22,7 +22,9 @@ class ResolvedFlags(Protocol):
     moe_a2a_backend: str
     speculative_algorithm: str | None
     speculative_moe_runner_backend: str | None
+    speculative_moe_a2a_backend: str | None
     speculative_draft_model_path: str | None
+    speculative_draft_model_quantization: str | None
     use_ray: bool
     enable_deterministic_inference: bool
 

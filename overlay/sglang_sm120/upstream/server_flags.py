@@ -59,10 +59,14 @@ def resolving_model_config(server_args: Any) -> Any:
 
 
 def quantization_block(server_args: Any) -> tuple[int, int] | None:
-    """Block of the checkpoint's FP8 weights, (rows, columns); None without one."""
+    """Block of the checkpoint's FP8 weights, (rows, columns); None without one. ValueError for what is no block."""
     quantization = getattr(model_config(server_args).hf_config, "quantization_config", None) or {}
     block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
-    return (int(block[0]), int(block[1])) if block else None
+    if not block:
+        return None
+    if not (isinstance(block, (list, tuple)) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
+        raise ValueError(f"config.json: weight_block_size is {block!r}; expected two positive whole numbers")
+    return block[0], block[1]
 
 
 def target_kind(server_args: Any) -> Kind:

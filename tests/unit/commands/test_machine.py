@@ -66,6 +66,8 @@ def test_hints():
     assert machine.hints({"cards": [DESKTOP]}) == []
     (pcie,) = machine.hints({"cards": [DESKTOP, DESKTOP]})
     assert "2 GPUs without NVLink" in pcie
+    assert pcie.endswith("hangs: --disable-custom-all-reduce together with NCCL_P2P_DISABLE=1")
+    assert "hangs" not in machine.hints({"cards": [DESKTOP] * 4})[0]
     assert machine.hints({"cards": [DESKTOP | {"nvlinks": 4}] * 2}) == []
     assert "less than 16 lanes" in machine.hints({"cards": [DESKTOP, DESKTOP | {"pcie_width": 8}]})[1]
     assert "SGLANG_ENABLE_JIT_DEEPGEMM=0" in machine.hints({"cards": [DESKTOP | {"arch": "sm121"}]})[0]

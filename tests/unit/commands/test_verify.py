@@ -83,6 +83,80 @@ def test_a_good_server(serve):
     assert "No fault found." in verify.render(document)
 
 
+@pytest.fixture
+def guarded():
+    """URL of a server that wants a key and notes what it was sent; it redirects /server_info of others."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"error":"Unauthorized"}')
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}", seen
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("url", "flags", "variable", "sent"),
+    [
+        ("http://{}", ["--api-key", "hunter2"], None, "Bearer hunter2"),
+        ("http://{}", [], "hunter2", "Bearer hunter2"),
+        ("http://{}", ["--api-key", "hunter2"], "hunter3", "Bearer hunter2"),
+        ("http://me:hunter2@{}", [], None, "Basic bWU6aHVudGVyMg=="),
+        ("http://me:hunter2@{}", ["--api-key", "hunter2"], None, "Bearer hunter2"),
+        ("http://{}", [], None, None),
+    ],
+)
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_key_reaches_the_server_and_no_message(guarded, url, flags, variable, sent, as_json, monkeypatch, capsys):
+    host, seen = guarded
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if variable:
+        monkeypatch.setenv("OPENAI_API_KEY", variable)
+    assert cli.main(["verify", "--url", url.format(host), *flags, *as_json]) == 1
+    said = capsys.readouterr()
+    assert seen == [sent]
+    assert f"http://{host}/server_info answers HTTP 401" in said.err
+    assert "--api-key KEY, or OPENAI_API_KEY" in said.err
+    assert "hunter" not in said.out + said.err
+
+
+def test_a_key_is_not_sent_where_a_server_redirects_to(guarded, monkeypatch):
+    host, seen = guarded
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(302)
+            self.send_header("Location", f"http://{host}/server_info")
+            self.end_headers()
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.raises(client.StatusError):
+        client.ask(f"http://127.0.0.1:{server.server_port}/server_info", api_key="hunter2")
+    server.shutdown()
+    server.server_close()
+    assert seen == [None]
+
+
+def test_the_document_has_no_password(serve):
+    document = verify.run(serve().replace("http://", "http://me:hunter2@"))
+    assert document["errors"] == []
+    assert "hunter2" not in json.dumps(document) + verify.render(document)
+
+
 def test_without_metrics_ranks_are_not_seen_rather_than_good(serve):
     document = verify.run(serve(metrics=None))
     assert document["errors"] == []

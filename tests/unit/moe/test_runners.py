@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from sglang_sm120.moe import known_kernels
+from sglang_sm120.moe.invariance import varying
 from sglang_sm120.moe.launch import Launch
-from sglang_sm120.moe.runners import Route, RouteError, route_draft, route_target, varying
+from sglang_sm120.moe.refusals import RouteError
+from sglang_sm120.moe.runners import Route, route_draft, route_target
 from sglang_sm120.settings import RUNNER
 
 HYBRID = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE")
@@ -33,7 +35,8 @@ FP8 = replace(HYBRID, kind="fp8")
         (replace(HYBRID, unreached="nobody does it"), "flashinfer_cutlass"),
         (replace(HYBRID, unreached="nobody does it", tp=4, ep=2), "marlin"),
         (replace(HYBRID, unreached="nobody does it", quantization="fp8"), "marlin"),
-        (replace(HYBRID, all_to_all="deepep"), "flashinfer_cutlass"),
+        (replace(HYBRID, all_to_all="flashinfer"), "flashinfer_cutlass"),
+        (replace(HYBRID, all_to_all="none", draft_all_to_all="flashinfer"), RUNNER),
         (replace(HYBRID, target_runner="flashinfer_cutlass"), None),
         (replace(HYBRID, target_runner="marlin", ep=2, tp=4), None),
         (replace(HYBRID, target_runner="lora_marlin"), None),
@@ -125,6 +128,8 @@ def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
             "patch x is out.*These can: flashinfer_cutlass, mar",
         ),
         ({"target_runner": RUNNER, "all_to_all": "deepep"}, "--moe-a2a-backend deepep"),
+        ({"all_to_all": "deepep"}, "flashinfer_cutlass does not read; leave --moe-a2a-backend out, or give flashinfer"),
+        ({"target_runner": "marlin", "all_to_all": "flashinfer"}, "which marlin does not.*These can: flashinfer_cutl"),
         ({"target_runner": "triton", "takes_names": False}, "These can: flashinfer_cutlass, marlin;"),
         (
             {"target_runner": "flashinfer_cutlass", "moe_intermediate_size": 2304, "tp": 8},
@@ -241,6 +246,50 @@ def test_a_draft_runner_that_dspark_would_ignore():
     launch = replace(NATIVE, speculative="DSPARK", draft_runner="deep_gemm")
     with pytest.raises(RouteError, match=r"--speculative-moe-runner-backend deep_gemm.*DSpark itself"):
         route_draft(launch)
+
+
+def test_a_native_target_of_ours_behind_an_all_to_all():
+    for asked in ({"target_runner": RUNNER}, {"target_default": RUNNER}):
+        with pytest.raises(RouteError, match=r"sm120_triton cannot.*--moe-a2a-backend deepep.*leave that flag out"):
+            route_target(replace(NATIVE, all_to_all="deepep", **asked))
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"all_to_all": "flashinfer"}, "--moe-a2a-backend flashinfer.*add --speculative-moe-a2a-backend none"),
+        ({"draft_all_to_all": "deepep"}, "--speculative-moe-a2a-backend deepep.*add --speculative-moe-a2a-backend no"),
+        ({"all_to_all": "mooncake", "draft_runner": RUNNER, "kind": "mxfp4"}, "--speculative-moe-runner-backend sm120"),
+        ({"all_to_all": "flashinfer", "draft_default": RUNNER}, "SGLANG_SM120_DRAFT_MOE sm120_triton cannot run"),
+        ({"all_to_all": "flashinfer", "speculative": "DSPARK"}, "leave that flag out .DSpark's draft follows it"),
+        (
+            {"all_to_all": "flashinfer", "draft_all_to_all": "none", "speculative": "DSPARK"},
+            "--moe-a2a-backend flashinfer",
+        ),
+    ],
+)
+def test_a_draft_of_ours_behind_an_all_to_all(facts, says):
+    with pytest.raises(RouteError, match=says):
+        route_draft(replace(HYBRID, **facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "runner"),
+    [
+        ({"all_to_all": "flashinfer", "draft_all_to_all": "none"}, RUNNER),
+        ({"all_to_all": "flashinfer", "draft_runner": "marlin"}, "marlin"),
+        ({"all_to_all": "deepep", "kind": "mxfp4"}, None),
+    ],
+)
+def test_other_drafts_stay_as_they_are(facts, runner):
+    assert route_draft(replace(HYBRID, **facts)).runner == runner
+
+
+@pytest.mark.parametrize("kind", ["hybrid-nvfp4", "mxfp4"])
+def test_a_quantization_that_the_draft_is_not(kind):
+    with pytest.raises(RouteError, match="--speculative-draft-model-quantization modelopt_fp4 is not what the draft"):
+        route_draft(replace(HYBRID, kind=kind, draft_quantization="modelopt_fp4"))
+    assert route_draft(replace(HYBRID, draft_quantization="fp8")).runner == RUNNER
 
 
 def test_no_route_is_refused_afterwards():

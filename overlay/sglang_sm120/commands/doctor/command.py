@@ -14,6 +14,7 @@ from typing import Any
 from sglang_sm120 import __version__, gpu, plugin, settings
 from sglang_sm120.commands.doctor import conflicts, jit_caches, machine
 from sglang_sm120.commands.doctor.conflicts import GROUP, NAME
+from sglang_sm120.commands.findings import links, toolchain, unified_memory
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import releases
@@ -36,6 +37,7 @@ def examine() -> dict[str, Any]:
         "machine": None,
         "tables": [],
         "caches": [],
+        "findings": [],
         "hints": [],
         "warnings": [],
         "errors": [],
@@ -54,6 +56,7 @@ def examine() -> dict[str, Any]:
     document["tables"] = _add(document, conflicts.tables(machine.identity(document["machine"])))
     _add(document, conflicts.shadows())
     _caches(document)
+    _findings(document, found)
     return document
 
 
@@ -70,6 +73,19 @@ def _caches(document: dict[str, Any]) -> None:
         document["hints"].append(leftover.remedy)
         if leftover.blocks:
             document["warnings"].append(leftover.says)
+
+
+def _findings(document: dict[str, Any], present: gpu.Gpu | None) -> None:
+    """What breaks launches on these GPUs beside the MoE layers."""
+    if present is None or not present.is_sm12x:
+        return
+    cards = document["machine"]["cards"] if document["machine"] else []
+    found = toolchain.ptxas(present.arch)
+    found += [] if present.source == settings.ASSUME.name else toolchain.sgl_kernel()
+    found += links.found() if cards and all(card["nvlinks"] == 0 for card in cards) else []
+    found += unified_memory.found() if present.arch == "sm121" else []
+    document["findings"] = [asdict(finding) for finding in found]
+    document["warnings"] += [finding.line for finding in found]
 
 
 def _settings(document: dict[str, Any]) -> settings.Settings:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_sm120 import gpu
 from sglang_sm120.checkpoint.memory import GIB
+from sglang_sm120.commands.findings import links
 from sglang_sm120.kernels.sm120.tile_tables import Machine
 
 CORES_AN_SM = 128  # of compute capability 8.6 and later
@@ -75,6 +76,7 @@ def hints(machine: dict[str, Any] | None) -> list[str]:
             f"{len(found)} GPUs without NVLink: tensor parallelism sums over PCIe after each layer. Others report 41 "
             "to 50 % of decode time there at TP4 (the sm120-moe-bench project). Prefer the smallest --tp whose weights "
             "fit (`sglang-sm120 plan` shows them); SGLang fuses no all-reduce on SM120 by itself: nothing to turn off"
+            + (f". If the first all-reduce hangs: {links.NO_PEERS}" if len(found) == 2 else "")
         )
     narrow = [card["name"] for card in found if card["pcie_width"] not in (None, 16)]
     if narrow and len(found) > 1:

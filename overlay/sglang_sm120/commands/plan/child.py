@@ -21,15 +21,17 @@ from typing import Any
 from sglang_sm120 import settings
 from sglang_sm120.commands.plan import (
     complaints,
+    config_file,
     document,
     flag_values,
     ineffective_settings,
     layers,
     one_rank,
+    other_kernels,
     simulate,
 )
-from sglang_sm120.commands.plan.document import Answer, Layer, PatchState, Request, Sizes
-from sglang_sm120.moe import runners
+from sglang_sm120.commands.plan.document import Answer, Layer, OtherKernels, PatchState, Request, Sizes
+from sglang_sm120.moe import invariance
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import server_flags
 
@@ -38,11 +40,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass
 class _SoFar:
-    """What a launch has come to; one that is stopped keeps it."""
+    """What a launch has come to; one that is stopped keeps it. `flags` are those of a `--config` file too."""
 
+    flags: list[str] = field(default_factory=list)
     target: Layer | None = None
     draft: Layer | None = None
     sizes: Sizes | None = None
+    others: OtherKernels | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     wants_invariance: bool = False
@@ -50,17 +54,18 @@ class _SoFar:
 
 def decide(request: Request) -> Answer:
     """Answer one request; problems end up in `errors`."""
-    found = _SoFar()
+    found = _SoFar(flags=list(request.flags))
     try:
         _steps(request, found)
     except flag_values.ImpossibleFlagsError as error:
         found.errors += error.faults
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stops the launch is what the user asked about
-        found.errors.append(complaints.message(error, request.flags))
+        found.errors.append(complaints.message(error, found.flags, request.model))
     return Answer(
         target=found.target,
         draft=found.draft,
         sizes=found.sizes,
+        others=found.others,
         patches=tuple(PatchState(name=s.name, status=str(s.status), reason=s.reason) for s in records.STATES.values()),
         warnings=tuple(found.warnings),
         errors=tuple(found.errors),
@@ -75,24 +80,37 @@ def _steps(request: Request, found: _SoFar) -> None:
     given = ineffective_settings.environment()
     acts = any(state.status == records.Status.APPLIED for state in records.STATES.values())
     found.wants_invariance = acts and given.get(settings.BATCH_INVARIANT.name, "").strip() == "1"
+    found.flags = config_file.expanded(request.flags)
+    config_file.require_one_model(request.flags, found.flags, request.model)
     server_args = resolve(["--model-path", request.model, *request.flags])
     flags = partial(server_flags.resolved, server_args)
     flag_values.require(flags)
     server_args.check_server_args()
     if flags("enable_deterministic_inference"):
         found.wants_invariance = True
-        found.warnings.append(runners.ATTENTION)
+        found.warnings.append(invariance.ATTENTION)
     found.sizes = Sizes(**{name: flags(name) for name in Sizes.__dataclass_fields__})
     one_rank.publish_as_scheduler(server_args)
     model_config = server_flags.model_config(server_args)
     shape = layers.shape_of(model_config)
+    text = model_config.hf_text_config
     algorithm = flags("speculative_algorithm")
     stages = layers.draft_shape(server_args, algorithm, request.model).num_experts if algorithm else None
     flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size, stages)
+    heads, groups = text.num_attention_heads, getattr(text, "o_groups", None)
+    found.warnings += flag_values.require_attention_shares(flags, heads, groups)
     found.errors += ineffective_settings.faults(given, server_args)
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
+        found.others = other_kernels.resolved(flags)
+        asked = complaints.as_given(found.flags)
+        found.warnings += [f.line for f in other_kernels.findings(flags, asked, text, request.head)]
+    if flags("moe_a2a_backend") not in (None, "none"):
+        found.warnings.append(
+            f"not simulated: the dispatch of --moe-a2a-backend {flags('moe_a2a_backend')} between ranks, its packages "
+            "and its memory; layers are shown as they are built"
+        )
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
     if algorithm:

@@ -13,9 +13,10 @@ from pathlib import Path
 from sglang_sm120 import __version__, gpu, settings
 from sglang_sm120.checkpoint import inspection, memory
 from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError, Inspected
-from sglang_sm120.commands.plan import judge
+from sglang_sm120.commands.findings import toolchain
+from sglang_sm120.commands.plan import judge, output_head
 from sglang_sm120.commands.plan.ask import NoAnswerError, ask
-from sglang_sm120.commands.plan.document import LayerPlan, Plan, Request, Sizes
+from sglang_sm120.commands.plan.document import LayerPlan, OtherKernels, Plan, Request, Sizes
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.moe import launch_files
 from sglang_sm120.upstream import releases
@@ -90,7 +91,11 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: In
     if assumed and assumed != plan.arch:
         said = f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {plan.arch} says"
         plan = replace(plan, warnings=(*plan.warnings, said))
-    request = Request(model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib)
+    request = Request(
+        model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib, head=output_head.dtype(model)
+    )
+    if plan.arch in settings.SM12X:
+        plan = replace(plan, warnings=(*plan.warnings, *(f.line for f in toolchain.ptxas(plan.arch))))
     try:
         answer = ask(request, plan.stock)
     except NoAnswerError as error:
@@ -170,6 +175,8 @@ def render(plan: Plan) -> str:
         lines += _layer("target", plan.target)
     if plan.draft:
         lines += _layer(f"draft ({plan.draft.algorithm})", plan.draft)
+    if plan.others:
+        lines.append(_others(plan.others))
     if plan.memory:
         m = plan.memory
         lines.append(
@@ -183,6 +190,15 @@ def render(plan: Plan) -> str:
     if layers and not plan.errors and all(judge.is_known(layer) for layer in layers):
         lines.append("This launch has a kernel for every MoE layer.")
     return "\n".join(lines)
+
+
+def _others(found: OtherKernels) -> str:
+    draft = f", the draft's {found.draft_attention}" if found.draft_attention else ""
+    summed = f"; ranks without NVLink sum by {found.all_reduce}" if found.all_reduce else ""
+    return (
+        f"{'not MoE':<15} attention {found.attention}{draft}, sparse MLA by {found.sparse_mla}, "
+        f"indexer by {found.indexer}{summed}"
+    )
 
 
 def _layer(name: str, layer: LayerPlan) -> list[str]:

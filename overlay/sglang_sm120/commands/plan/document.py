@@ -19,6 +19,7 @@ class Request:
     Attributes:
         model: checkpoint directory.
         flags: SGLang server flags, without the model.
+        head: dtype of the checkpoint's output head, None where no header says it.
         arch: of the simulated GPUs.
         memory_gib: of each of them.
     """
@@ -27,6 +28,7 @@ class Request:
     flags: tuple[str, ...]
     arch: str
     memory_gib: int = 96
+    head: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Layer:
         runner: its runner.
         packed: its experts are packed FP4.
         faults: why it would fail or compute something else, beyond the architectures of its kernel.
+        undone: what it is instead of what was decided, with a cure; None where it is that.
         changed_by: the patch that decided, None for SGLang.
         reason: one line.
         algorithm: `EAGLE` or `DSPARK` of a draft, None for the target.
@@ -48,6 +51,7 @@ class Layer:
     runner: str | None
     packed: bool
     faults: tuple[str, ...] = ()
+    undone: str | None = None
     changed_by: str | None = None
     reason: str
     algorithm: str | None = None
@@ -71,6 +75,25 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherKernels:
+    """What a launch on SM120 runs beside its MoE layers; the overlay changes none of it.
+
+    Attributes:
+        attention: `--attention-backend` as resolved.
+        draft_attention: the draft's, where it has one of its own.
+        sparse_mla: whose sparse-MLA kernels.
+        indexer: whose kernel scores the tokens to look at.
+        all_reduce: who sums over ranks without NVLink; None for one rank.
+    """
+
+    attention: str
+    draft_attention: str | None
+    sparse_mla: str
+    indexer: str
+    all_reduce: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatchState:
     """A patch in the launch's processes."""
 
@@ -89,6 +112,7 @@ class Answer:
     target: Layer | None = None
     draft: Layer | None = None
     sizes: Sizes | None = None
+    others: OtherKernels | None = None
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -129,6 +153,7 @@ class Plan:
         stock: the overlay was left out.
         checkpoint: None where it cannot be read.
         target, draft: None where SGLang did not get to them; the draft also without speculative decoding.
+        others: None on other architectures than SM120 and SM121, or where SGLang did not get to it.
         memory: None where the weights are not there, or SGLang did not resolve the flags.
         errors: a launch that would fail has some, each naming the flag or file to change.
     """
@@ -141,6 +166,7 @@ class Plan:
     checkpoint: Checkpoint | None = None
     target: LayerPlan | None = None
     draft: DraftPlan | None = None
+    others: OtherKernels | None = None
     memory: Budget | None = None
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -173,6 +199,7 @@ def read_answer(text: str) -> Answer:
         target=_layer(raw["target"]),
         draft=_layer(raw["draft"]),
         sizes=raw["sizes"] and Sizes(**raw["sizes"]),
+        others=raw["others"] and OtherKernels(**raw["others"]),
         patches=tuple(PatchState(**state) for state in raw["patches"]),
         warnings=tuple(raw["warnings"]),
         errors=tuple(raw["errors"]),

@@ -71,6 +71,31 @@ def require_shares(flags: Flags, experts: int, intermediate: int, draft_experts:
         raise ImpossibleFlagsError(faults)
 
 
+def require_attention_shares(flags: Flags, heads: int | None, groups: int | None) -> list[str]:
+    """Refuse sizes by which attention's heads cannot be shared out; call `require` first.
+
+    Args:
+        heads, groups: `num_attention_heads` and `o_groups` of the configuration; None where it has none.
+
+    Returns:
+        What SGLang does not refuse itself, but fails on in the first forward.
+
+    Raises:
+        ImpossibleFlagsError: with a line for each fault.
+    """
+    ranks = (flags("tp_size") or 1) // _attention_copies(flags) // (flags("attn_cp_size") or 1)
+    flag = "--tp" if ranks == flags("tp_size") else "--tp / --dp-size or --attn-dp-size / --attn-cp-size"
+    faults = _divides(flag, ranks, "num_attention_heads in config.json", heads) if heads else []
+    if faults:
+        raise ImpossibleFlagsError(faults)
+    return _divides(flag, ranks, "o_groups in config.json", groups) if groups else []
+
+
+def _attention_copies(flags: Flags) -> int:
+    """Groups of ranks that attend to different requests."""
+    return max(flags("attn_dp_size") or 1, (flags("dp_size") or 1) if flags("enable_dp_attention") else 1)
+
+
 def _out_of_range(flags: Flags) -> list[str]:
     faults = []
     for flag, field, lower, most in _NUMBERS:
@@ -98,7 +123,7 @@ def _bad_address(address: str | None) -> list[str]:
 def _uneven(flags: Flags) -> list[str]:
     tp, pp = flags("tp_size") or 1, flags("pp_size") or 1
     parts = _expert_parts(flags)
-    attention = max(flags("attn_dp_size") or 1, (flags("dp_size") or 1) if flags("enable_dp_attention") else 1)
+    attention = _attention_copies(flags)
     # A server that joins another one's ranks has hosts of its own.
     nodes = 1 if flags("ep_join_mode") == "scale" else flags("nnodes") or 1
     return [

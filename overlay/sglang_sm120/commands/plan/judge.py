@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan.document import Answer, DraftPlan, Layer, LayerPlan, Plan
-from sglang_sm120.moe import known_kernels, runners
+from sglang_sm120.moe import invariance, known_kernels, runners
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream.server_flags import Role
 
@@ -20,6 +20,7 @@ def judged(plan: Plan, answer: Answer) -> Plan:
     """The plan with the answer in it."""
     plan = replace(
         plan,
+        others=answer.others,
         patches=answer.patches,
         warnings=plan.warnings + answer.warnings,
         errors=plan.errors + answer.errors,
@@ -54,9 +55,10 @@ def _with_verdict(plan: Plan, role: Role, layer: Layer, wants_invariance: bool) 
         warnings += (f"{role}: {name} is not known to sglang-sm120; whether {plan.arch} has it is not known",)
     kernel = known_kernels.lookup(layer.method, layer.runner)
     if wants_invariance and kernel is not None and kernel.varies is not None:
-        warnings += (runners.not_invariant(role, kernel, _SWITCH[role][1]),)
+        warnings += (invariance.not_invariant(role, kernel, _SWITCH[role][1]),)
     faults = ((fault,) if fault else ()) + layer.faults
     errors = tuple(f"{role}: {found}. {_remedy(plan, role)}" for found in faults)
+    errors += (f"{role}: {layer.undone}",) if layer.undone else ()
     return replace(plan, warnings=warnings, errors=plan.errors + errors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -86,8 +87,8 @@ def draft(server_args: Any, algorithm: str, target_path: str) -> Layer:
     """The draft's layer."""
     path = server_flags.resolved(server_args, "speculative_draft_model_path") or target_path
     model_config = server_flags.model_config(server_args, draft_path=path)
-    shape = draft_shape(server_args, algorithm, target_path)
-    prefix, context = "model.decoder.mlp.experts", nullcontext()
+    shape, prefix = draft_shape(server_args, algorithm, target_path), "model.decoder.mlp.experts"
+    context: AbstractContextManager[Any] = nullcontext()
     if algorithm == "DSPARK":
         prefix = "stages.0.mlp.experts"
     else:
@@ -111,7 +112,7 @@ def _build(
     config = one_rank.quantization_config(model_config)  # imports the model, which must not land on the meta device
     packed = getattr(config, "is_fp4_experts", False) and not getattr(config, "dequant_fp4_to_fp8", False)
     given = {"params_dtype": model_config.dtype, "quant_config": config, **asdict(shape)}
-    with context, torch.device("meta"):
+    with context, one_rank.standard_dispatch(), torch.device("meta"):
         for number, prefix in enumerate(prefixes):
             decisions.forget_dispatch()
             layer = FusedMoE(layer_id=number, prefix=prefix, **given)
@@ -132,19 +133,28 @@ def _layer(role: Role, built: _Built, runner: str | None) -> Layer:
     """What the answer says of a layer; a method that is not the one decided on is a fault."""
     known = built.decided or decisions.DECISIONS.get(("resolution", role))
     decided, ours = known.runner if known else None, built.method in known_kernels.OURS
-    faults = built.faults
+    undone = None
     if decided is not None and (decided == RUNNER) != ours:
-        by = known.changed_by if known else None
-        faults += (
-            f"{by or 'the overlay'} decided on {decided}, and SGLang built {built.method}: "
-            "another plugin has replaced what the patch did; remove it, or load it before sm120",
-        )
+        by = (known.changed_by if known else None) or "the overlay"
+        undone = f"{by} decided on {decided}, and SGLang built {built.method}: {_why_not_ours()}"
     return Layer(
         method=built.method,
         runner=RUNNER if ours else runner,
         packed=built.packed,
-        faults=faults,
+        faults=built.faults,
+        undone=undone,
         changed_by=known.changed_by if known else None,
         reason=known.reason if known else "SGLang's own choice",
         batch_invariant=built.batch_invariant,
+    )
+
+
+def _why_not_ours() -> str:
+    """Why a layer may have another method than the one decided on, and what to do."""
+    name = "SGLANG_DSV4_FP4_EXPERTS"
+    if name in os.environ:
+        return f"{name}={os.environ[name]} stands in for the look at the checkpoint; unset it"
+    return (
+        "something that acts after sm120 gave the layer that method (a plugin, a sitecustomize, a module on "
+        "PYTHONPATH); `sglang-sm120 doctor` names what it finds"
     )

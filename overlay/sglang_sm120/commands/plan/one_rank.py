@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -83,11 +85,41 @@ def deepseek_class(config: Any) -> tuple[type, str]:
     raise ValueError(f"config.json: architectures {architecture}; this SGLang has no DeepSeek-V4 model of that name")
 
 
-def speculative_context() -> Any:
-    """The context in which SGLang builds and runs an EAGLE draft."""
-    from sglang.srt.layers.moe.utils import speculative_moe_backend_context
+@contextmanager
+def speculative_context() -> Iterator[None]:
+    """The context in which SGLang builds and runs an EAGLE draft: the runner and the all-to-all are the draft's."""
+    from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 
-    return speculative_moe_backend_context()
+    with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
+        yield
+
+
+def all_to_all() -> str:
+    """The dispatch between ranks that SGLang's layers are built for at this moment; `none` is the standard one."""
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+    return str(get_moe_a2a_backend().value)
+
+
+@contextmanager
+def standard_dispatch() -> Iterator[None]:
+    """Give layers the standard dispatcher where the launch has an all-to-all, which one rank alone does not have.
+
+    An all-to-all wants process groups, its own packages and memory of other GPUs when it is made. The layer's method
+    and weights do not depend on it.
+    """
+    from sglang.srt.layers.moe.fused_moe_triton import layer
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatcher
+
+    if all_to_all() == "none":
+        yield
+        return
+    original = layer.create_moe_dispatcher
+    layer.create_moe_dispatcher = lambda config, *_args, **_kwargs: StandardDispatcher(config)
+    try:
+        yield
+    finally:
+        layer.create_moe_dispatcher = original
 
 
 def runner_of(layer: Any) -> str | None:
