@@ -18,7 +18,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.markdown import WHOLE, replaced
-from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles, updates
+from scripts.pages import (
+    judges,
+    launches,
+    messages,
+    planned,
+    races,
+    records,
+    selftests,
+    server_run,
+    servers,
+    tiles,
+    updates,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]
@@ -53,6 +65,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "ranks": races.summary,
         "nvfp4": races.summary_nvfp4,
         "missed": races.missed,
+        "judges": judges.sentence,
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},
     "kernels/sm120/README.md": {"sources": tiles.sources, "tiles": tiles.worst},
