@@ -21,6 +21,7 @@ from scripts.markdown import WHOLE, replaced
 from scripts.pages import (
     bounds,
     deep,
+    judges,
     launches,
     messages,
     planned,
@@ -68,6 +69,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "missed": races.missed,
         "steps": deep.steps,
         "families": deep.families,
+        "judges": judges.sentence,
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},
     "kernels/sm120/README.md": {"sources": tiles.sources, "tiles": tiles.worst},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,7 @@ def test_rounded_activations_on_sm90(sm90):
 
 @pytest.mark.parametrize("gpu", ["sm120", "sm90"])
 def test_no_program_reads_behind_the_last_expert(gpu, request, monkeypatch):
-    """The last tile has rows that there are not; nothing but their own expert's is read for them."""
+    """A last tile that is not whole begins in the one before instead, and each value is written once."""
     if gpu == "sm90":
         request.getfixturevalue("sm90")
     guard = 1 << 20
@@ -76,6 +78,14 @@ def test_no_program_reads_behind_the_last_expert(gpu, request, monkeypatch):
                        if np.any((read >= at) & (read < at + guard)))  # fmt: skip
         return load(pointers, mask, *rest)
 
+    store, written = interpreter._interpreter.store, collections.Counter()
+
+    def counted(pointers, value, mask):
+        written.update(pointers[mask].tolist())
+        store(pointers, value, mask)
+
     monkeypatch.setattr(interpreter._interpreter, "load", watched)
+    monkeypatch.setattr(interpreter._interpreter, "store", counted)
     made.run(x, w, ids, probabilities, torch.empty_like(x))
     assert outside == []
+    assert max(written.values()) == 1

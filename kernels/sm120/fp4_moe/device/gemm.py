@@ -23,7 +23,7 @@ from .groups import own_group_by_scan, own_group_by_table
 from .product_bf16 import accumulate
 from .product_fp8 import accumulate_fp8
 from .product_wgmma import accumulate_wgmma, in_wgmma_order
-from .product_wide import accumulate_wide
+from .product_wide import accumulate_wide, first_of
 
 X_SHIFT = tl.constexpr(56)
 H_SHIFT = tl.constexpr(100)
@@ -131,8 +131,12 @@ def gate_up(
         if WGMMA:
             hidden = in_wgmma_order(hidden, BN // 64, BT)
         channel = tile * (BN // 2) + tl.arange(0, BN // 2)
+        own = channel < INTER
+        if MANY and 2 * INTER % BN != 0:  # the last tile ends with the matrix, and begins in the one before
+            channel = first_of(tile, 2 * INTER, BN, 2) + tl.arange(0, BN // 2)
+            own = channel >= tile * (BN // 2)
         offs = routes[None, :] * INTER + channel[:, None]
-        tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & (channel < INTER)[:, None])
+        tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & own[:, None])
 
 
 @kernel

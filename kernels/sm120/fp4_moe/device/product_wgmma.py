@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..weights import layout
 from .decode import nv_factor, nv_factors, picked_value, scale_to_float32
-from .product_wide import last_scales, wrapped
+from .product_wide import first_of, last_scales
 
 _BF16 = layout.bf16_terms()
 # A word and a scale as two equal bf16 in; scaled pairs of codes out.
@@ -120,24 +120,24 @@ def accumulate_wgmma(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+    """float32 [BN, BT]: rows from `first_of` on of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N must be a multiple of 32, K // 64 of SB. The last 32 columns of an odd multiple of 32 come before the loop: behind
-    it they would cost registers, and half of the 128-token tiles' programs. The activations' columns are in
-    `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7. TURN (N a multiple of BN, K of 64 SB): each 128 rows begin
-    elsewhere in K (as each 64 of `product_bf16`, for few tokens), where the largest step could, so that the order of
-    additions depends on the row alone.
+    N must be a multiple of 32 and at least BN, K // 64 one of SB. The last 32 columns of a K that is an odd multiple of
+    32 come before the loop: behind it they would cost registers, and half of the 128-token tiles' programs. The
+    activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7. TURN (N a multiple of BN, K of 64 SB):
+    each 128 rows begin elsewhere in K (as each 64 of `product_bf16`, for few tokens), where the largest step could, so
+    that the order of additions depends on the row alone.
     """
     tl.static_assert(K // 64 % SB == 0 and not (TURN and (N % BN != 0 or K % 64 != 0)))
-    row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
-    rows32 = wrapped(row // 32, N, BN)
+    row, word, block = first_of(tile, N, BN, 1) + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
+    rows32 = row // 32
     w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + (rows32 * (4 * K) + row % 32 * 8)[:, None]
     w_ptrs += (word // 8 * 256 + word % 8)[None, :]
     if NV:
         s_ptrs = s_ptr + (rows32 * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
     else:  # two rows' scales at once: four bytes, the least that is copied asynchronously
-        two = tile * (BN // 2) + tl.arange(0, BN // 2)
-        s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + (wrapped(two // 16, N, BN) * (K // 4) + two % 16)[:, None]
+        two = first_of(tile, N, BN, 2) + tl.arange(0, BN // 2)
+        s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None]
         s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
     if TURN:

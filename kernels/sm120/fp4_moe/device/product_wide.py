@@ -99,11 +99,16 @@ def last_scales(s_ptr, rows32, row, K: tl.constexpr, NV: tl.constexpr):
 
 
 @triton.jit
-def wrapped(rows32, N: tl.constexpr, BN: tl.constexpr):
-    """rows32 counts runs of 32 rows: behind the last of N come others again, whose sums nobody stores."""
+def first_of(tile, N: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr):
+    """The first row of a tile, counted in runs of PER rows.
+
+    Where N is no multiple of BN the last tile ends with the matrix and begins in the one before. Rows beyond the end
+    would need addresses, and registers, of their own: with Triton 3.7.1 NVFP4's tile spilled.
+    """
+    first = tile * (BN // PER)
     if N % BN != 0:
-        rows32 %= N // 32
-    return rows32
+        first = tl.minimum(first, (N - BN) // PER)
+    return first
 
 
 @triton.jit
@@ -111,15 +116,15 @@ def accumulate_wide(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+    """float32 [BN, BT]: rows from `first_of` on of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N and K must be multiples of 32. What steps of SB (1 or 2) superblocks leave of K, one and half of one at most, is
-    multiplied before the loop, which then has all registers. NV: with ASM, times 2**-7.
+    N and K must be multiples of 32, N at least BN. What steps of SB (1 or 2) superblocks leave of K, one and half of
+    one at most, is multiplied before the loop, which then has all registers. NV: with ASM, times 2**-7.
     """
     SUPERBLOCKS: tl.constexpr = K // 64
     tl.static_assert(SB <= 2)
-    row = tile * BN + tl.arange(0, BN)
-    rows32 = wrapped(row // 32, N, BN)
+    row = first_of(tile, N, BN, 1) + tl.arange(0, BN)
+    rows32 = row // 32
     column, block = tl.arange(0, SB * 32), tl.arange(0, SB)
     w_offs = (rows32 * (16 * K) + (row % 32) * 32)[:, None] + (column // 32 * 1024 + column % 32)[None, :]
     s_offs = (rows32 * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
