@@ -33,8 +33,8 @@ PATCH = Patch(
     name="deterministic_attention",
     summary=f"with `{BATCH_INVARIANT.name}=1` DeepSeek-V4 takes `--enable-deterministic-inference`",
     symptom=(
-        "`attention backends are supported for deterministic inference, but you explicitly specified 'dsv4'`, whatever "
-        "`--attention-backend` says"
+        "`attention backends are supported for deterministic inference, but you explicitly specified 'dsv4'`, which "
+        "SGLang sets whatever `--attention-backend` says"
     ),
     targets=(
         Target(

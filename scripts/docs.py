@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.markdown import WHOLE, replaced
 from scripts.pages import (
     bounds,
+    decode_step,
     deep,
     judges,
     launches,
@@ -54,6 +55,11 @@ PARTS: dict[str, dict[str, Part]] = {
     },
     "docs/UPDATES.md": {"paths": updates.paths, "load-formats": updates.load_formats, "flags": updates.flags},
     "docs/TROUBLESHOOTING.md": {"index": messages.index},
+    "docs/DECODE.md": {
+        "families": decode_step.families,
+        "floors": decode_step.floors,
+        "programs": decode_step.programs,
+    },
     "docs/E2E.md": {
         "before-after": servers.before_after,
         "comparisons": servers.comparisons,
