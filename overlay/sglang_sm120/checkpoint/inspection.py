@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120.checkpoint import completeness, drafts, expert_formats, ignored, memory, survey
+from sglang_sm120.checkpoint import completeness, drafts, expert_formats, headers, ignored, memory, survey
 from sglang_sm120.checkpoint.expert_formats import CALLED, Block, Kind, called, dtype, kind_of
 from sglang_sm120.checkpoint.headers import INDEX, CheckpointError, tensor_headers
 from sglang_sm120.checkpoint.memory import Weights
@@ -117,8 +117,7 @@ def read(directory: Path) -> Inspected:
     Raises:
         CheckpointError: `config.json`, the index or a shard is absent, cut short or not what its format says.
     """
-    config = _config(directory)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    config, text = headers.configuration(directory)
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise CheckpointError(f"{directory / 'config.json'}: quantization_config is no JSON object; download it again")
@@ -138,23 +137,6 @@ def read(directory: Path) -> Inspected:
     )
     exporter = str(quantization.get("quant_method", "an exporter without a name")) if kind == "other" else None
     return Inspected(facts, found, text, quantization, exporter)
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    file = directory / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
-    except NotADirectoryError:
-        raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds no JSON object; download it again")
-    return config
 
 
 def _bad_sizes(text: dict[str, Any]) -> list[str]:

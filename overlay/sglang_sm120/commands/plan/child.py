@@ -20,6 +20,7 @@ from typing import Any
 
 from sglang_sm120 import settings
 from sglang_sm120.commands.plan import (
+    checkpoint_faults,
     complaints,
     document,
     flag_values,
@@ -85,6 +86,8 @@ def _steps(request: Request, found: _SoFar) -> None:
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
         found.warnings += ineffective_settings.warnings(given, server_args, request.arch, kind)
+    states = {name: str(state.status) for name, state in records.STATES.items()}
+    found.errors += checkpoint_faults.of(request.model, flags, states)
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
     if algorithm:
