@@ -69,7 +69,7 @@ def _packed(model_path: str, draft: bool) -> bool | None:
         return None
     try:
         kind = first_expert.kind(directory, draft)
-    except (CheckpointError, OSError, ValueError):
+    except CheckpointError:
         return None
     return kind in ("mxfp4", "hybrid-nvfp4") if kind in ("mxfp4", "hybrid-nvfp4", "fp8") else None
 

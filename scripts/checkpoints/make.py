@@ -117,8 +117,9 @@ def _nextn(shape: Shape) -> list[list[Tensor]]:
 
 def _dspark(shape: Shape) -> list[list[Tensor]]:
     """The stages of a DSpark draft; the first reads the target's layers, the last has the heads."""
+    own = replace(shape, experts=shape.draft_experts or shape.experts, top_k=shape.draft_top_k or shape.top_k)
     stages = [
-        Block(shape, f"mtp.{stage}.", 0, hashed=False, kind=shape.draft_kind) for stage in range(shape.draft_blocks)
+        Block(own, f"mtp.{stage}.", 0, hashed=False, kind=shape.draft_kind) for stage in range(shape.draft_blocks)
     ]
     stages[0].fp8("main_proj", shape.hidden, shape.hidden * len(shape.watched))
     stages[0].ones("main_norm.weight", shape.hidden)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from sglang_sm120.checkpoint.expert_formats import OWN_SCALES, PACKED, POWERS, PROJECTIONS, Block, dtype
@@ -29,10 +30,8 @@ def of_target(target: Mapping[str, Experts], text: dict[str, Any], layers: int |
         text: the part of config.json that is about the text model.
         layers: how many it says that there are; None proves nothing.
     """
-    problems = []
-    for number in range(_dense(text), layers or 0):
-        if f"layers.{number}" not in target:
-            problems.append(f"layers.{number} has no routed experts; {_AGAIN}")
+    absent_layers = (n for n in range(_dense(text), layers or 0) if f"layers.{n}" not in target)
+    problems = [f"layers.{number} has no routed experts; {_AGAIN}" for number in islice(absent_layers, _SAID)]
     for name, experts in target.items():
         problems += absent(name, experts, text.get("n_routed_experts"), "n_routed_experts")
         problems += unlike(name, experts)
@@ -54,13 +53,18 @@ def _few(problems: list[str]) -> list[str]:
 
 def absent(name: str, experts: Experts, wanted: object, key: str) -> list[str]:
     """What the block's numbers of experts say against `wanted`, the count that `key` of config.json has."""
-    if type(wanted) is not int or wanted < 1 or experts.numbers == tuple(range(wanted)):
+    if type(wanted) is not int or wanted < 1 or _are_first(experts.numbers, wanted):
         return []
     have, counted = set(experts.numbers), f"config.json's {key} is {wanted}"
     if max(have) >= wanted:
         return [f"{name} has routed expert {max(have)}, but {counted}; correct config.json, or take another conversion"]
     first = next(number for number in range(wanted) if number not in have)
     return [f"{name} has {len(have)} routed experts (no expert {first}), but {counted}; {_AGAIN}"]
+
+
+def _are_first(numbers: tuple[int, ...], count: int) -> bool:
+    """Whether the numbers, in order, are those below a count."""
+    return len(numbers) == count and numbers[-1] == count - 1
 
 
 def unlike(name: str, experts: Experts) -> list[str]:

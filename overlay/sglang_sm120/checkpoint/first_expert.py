@@ -5,9 +5,7 @@ For processes that need to know no more. SGLang looks at one expert too, the ind
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from sglang_sm120.checkpoint import drafts, headers, survey
 from sglang_sm120.checkpoint.expert_formats import Kind, kind_of
@@ -17,9 +15,9 @@ def kind(directory: Path, draft: bool) -> Kind | None:
     """The format; None where the directory has no such expert.
 
     Raises:
-        CheckpointError: the index or the header cannot be read.
+        CheckpointError: config.json, the index or the header cannot be read.
     """
-    layers = drafts.layers_of(_text(directory))
+    layers = drafts.layers_of(headers.configuration(directory)[1])
     placed = headers.index(directory)
     if placed is None:
         placed = {n: file for file in headers.shards(directory, None) for n in headers.tensor_headers(file)}
@@ -37,10 +35,3 @@ def kind(directory: Path, draft: bool) -> Kind | None:
         if part is not None and (part.block, part.expert) == (first[0].block, first[0].expert):
             block[part.name] = entry
     return kind_of(block) if block else None
-
-
-def _text(directory: Path) -> dict[str, Any]:
-    """The part of config.json that is about the text model; SGLang has read the file before anybody asks."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config

@@ -1,10 +1,11 @@
-"""A checkpoint's files: its shards, and what stands in the header of each.
+"""A checkpoint's files: its configuration, its shards, and what stands in the header of each.
 
 The header layout is the safetensors format's: eight bytes of little-endian length, then that many bytes of JSON.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's begin like UTF-16's
 _HEADER_LIMIT = 512 * 2**20
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
@@ -21,6 +23,36 @@ Entry = Mapping[str, Any]  # dtype, shape and data_offsets, as safetensors write
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read; the message names the file and what to do."""
+
+
+def configuration(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`config.json`, and the part of it that is about the text model.
+
+    Raises:
+        CheckpointError: the file is absent or no JSON object.
+    """
+    file = directory / "config.json"
+    try:
+        raw = file.read_bytes()
+        if raw.startswith(_BYTE_ORDER_MARKS):
+            raise CheckpointError(
+                f"{file} begins with a byte order mark, so SGLang does not read it; save it as UTF-8 without one"
+            )
+        config = json.loads(raw.decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} holds no JSON object; download it again")
+    text = config.get("text_config")
+    return config, text if isinstance(text, dict) else config
 
 
 def tensor_headers(file: Path) -> dict[str, dict[str, Any]]:

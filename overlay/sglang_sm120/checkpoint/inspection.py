@@ -5,14 +5,13 @@ No torch, no SGLang, no weights. The target is judged here, the draft, whom a la
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from sglang_sm120.checkpoint import completeness, drafts, expert_formats, ignored, memory, survey
+from sglang_sm120.checkpoint import completeness, drafts, expert_formats, headers, ignored, memory, survey
 from sglang_sm120.checkpoint.expert_formats import CALLED, Block, Kind, called, dtype, kind_of
 from sglang_sm120.checkpoint.headers import INDEX, CheckpointError, tensor_headers
 from sglang_sm120.checkpoint.memory import Weights
@@ -21,7 +20,6 @@ from sglang_sm120.checkpoint.survey import Experts, Survey
 __all__ = ["INDEX", "Checkpoint", "CheckpointError", "Inspected", "inspect", "read", "tensor_headers"]
 
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
-_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's begin like UTF-16's
 _COUNTS = ("n_routed_experts", "num_experts_per_tok")
 _DSPARK_COUNTS = ("dspark_n_routed_experts", "dspark_num_experts_per_tok")
 _SIZES = ("hidden_size", "moe_intermediate_size", *_COUNTS)
@@ -119,8 +117,7 @@ def read(directory: Path) -> Inspected:
     Raises:
         CheckpointError: `config.json`, the index or a shard is absent, cut short or not what its format says.
     """
-    config = _config(directory)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    config, text = headers.configuration(directory)
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise CheckpointError(f"{directory / 'config.json'}: quantization_config is no JSON object; download it again")
@@ -140,30 +137,6 @@ def read(directory: Path) -> Inspected:
     )
     exporter = str(quantization.get("quant_method", "an exporter without a name")) if kind == "other" else None
     return Inspected(facts, found, text, quantization, exporter)
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    file = directory / "config.json"
-    try:
-        raw = file.read_bytes()
-        if raw.startswith(_BYTE_ORDER_MARKS):
-            raise CheckpointError(
-                f"{file} begins with a byte order mark, so SGLang does not read it; save it as UTF-8 without one"
-            )
-        config = json.loads(raw.decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
-    except NotADirectoryError:
-        raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds no JSON object; download it again")
-    return config
 
 
 def _bad_sizes(text: dict[str, Any]) -> list[str]:

@@ -18,10 +18,10 @@ from sglang_sm120.checkpoint.expert_formats import Block
 from sglang_sm120.checkpoint.headers import CheckpointError
 
 _ROUTED = re.compile(
-    r"(?:^|\.)(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.(?:ffn|mlp)\.experts\."
+    r"^(?:(?:language_)?model\.)*(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.(?:ffn|mlp)\.experts\."
     r"(?P<expert>[0-9]{1,6})\.(?P<projection>[^.]+)\.(?P<what>.+)$"
 )
-_BLOCK = re.compile(r"(?:^|\.)(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.")
+_BLOCK = re.compile(r"^(?:(?:language_)?model\.)*(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.")
 _PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _WEIGHTS = ("w1.weight", "w2.weight", "w3.weight")
 _SCALES = ("w1.scale", "w1.weight_scale_inv")
@@ -70,7 +70,7 @@ class Survey:
     """What the headers of a checkpoint say.
 
     Attributes:
-        blocks: `layers.0`, `mtp.0`, … -> its routed experts, in the order of the names' first appearance, sorted.
+        blocks: `layers.0`, `mtp.0`, … -> its routed experts, in the order of their numbers.
         others: names of all other tensors.
         expert_bytes, other_bytes: of a block's tensors; "" is no block.
         first: block of the first expert in the index, or in the first shard without one: where SGLang looks.

@@ -40,6 +40,7 @@ class MoeLayer(Protocol):
     moe_ep_rank: int
     intermediate_size_per_partition: int
     quant_method: Any
+    quant_config: Any
     moe_runner_config: Any
     should_fuse_routed_scaling_factor_in_topk: bool
 

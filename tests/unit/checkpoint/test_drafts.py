@@ -152,3 +152,11 @@ def test_the_directory_that_the_launch_names(tmp_path):
     lean = write(tmp_path / "lean", without(HYBRID, "mtp.0.ffn"))
     weights = memory.with_draft(inspection.read(lean).weights, target.weights)
     assert weights.draft_experts == target.weights.draft_experts > 0
+
+
+def test_layers_of_a_vision_tower_are_no_draft(tmp_path):
+    tower = {f"vision.layers.{n}.mlp.experts.0.w1.weight": ("BF16", (4, 4)) for n in range(9)}
+    found = inspection.read(write(tmp_path, HYBRID | tower))
+    assert found.checkpoint.problems == ()
+    assert found.weights.draft_rest == inspection.read(write(tmp_path / "b", HYBRID)).weights.draft_rest
+    assert found.draft_kind == "mxfp4"

@@ -188,3 +188,10 @@ def test_the_shape_of_a_family():
     assert headers_only.SIZES["v4.1"].block == 32
     with pytest.raises(ValueError, match=r"family is 'v5'; expected one of v4, v4\.1"):
         replace(headers_only.SIZES["flash"], family="v5")
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("num_hidden_layers", "layers.3 has no"), ("n_routed_experts", "(no expert 8)")]
+)
+def test_a_huge_count_is_no_work(tmp_path, key, says):
+    assert says in said(write(tmp_path, HYBRID, config={key: 10**30}))

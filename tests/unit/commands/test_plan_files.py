@@ -5,12 +5,11 @@ import json
 import pytest
 from field_checkpoints import renamed, stored_as, whole, with_block, without, write
 
-from sglang_sm120.commands.plan import command
-from sglang_sm120.commands.plan.document import Answer, PatchState, Sizes
+from sglang_sm120.commands.plan import checkpoint_faults, command
+from sglang_sm120.commands.plan.document import Answer, Sizes
 
 HYBRID = whole()
 NVFP4_DRAFT = with_block(HYBRID, "mtp.0", "hybrid-nvfp4")
-APPLIED = (PatchState(name="draft_format", status="applied", reason=""),)
 
 
 @pytest.fixture
@@ -20,10 +19,10 @@ def plan(monkeypatch):
     monkeypatch.setattr(command.releases, "installed", lambda: "0.5.23")
     monkeypatch.setattr(command.gpu, "detect", lambda: None)
 
-    def make(model, flags=(), stock=False, patches=APPLIED, **sizes):
+    def make(model, flags=(), stock=False, **sizes):
         one = dict.fromkeys(("tp_size", "ep_size", "moe_dp_size", "pp_size"), 1)
         one |= {"speculative_algorithm": None, "mem_fraction_static": 0.8}
-        answer = Answer(sizes=Sizes(**one | sizes), patches=() if stock else patches)
+        answer = Answer(sizes=Sizes(**one | sizes))
         monkeypatch.setattr(command, "ask", lambda *_: asked.append(model) or answer)
         return command.make(model, list(flags), stock=stock)
 
@@ -31,16 +30,33 @@ def plan(monkeypatch):
     return make
 
 
-def test_a_draft_counts_when_it_is_read(tmp_path, plan):
-    model = write(tmp_path / "a", NVFP4_DRAFT)
-    assert plan(model).errors == ()
-    (said,) = plan(model, speculative_algorithm="EAGLE").errors
+def faults(model, states=(), **flags):
+    """What the checkpoints have against a launch of these flags."""
+    return checkpoint_faults.of(
+        str(model), {name: str(f) for name, f in flags.items()}.get, dict.fromkeys(states, "applied")
+    )
+
+
+def test_a_draft_counts_when_it_is_read(tmp_path):
+    model, states = write(tmp_path / "a", NVFP4_DRAFT), ["draft_format"]
+    assert faults(model, states) == []
+    (said,) = faults(model, states, speculative_algorithm="EAGLE")
     assert said.startswith(f"{model}: the draft's experts of mtp.0 are NVFP4 (U8), and SGLang would read them as MXFP4")
-    assert plan(model, speculative_algorithm="EAGLE", speculative_draft_load_format="dummy").errors == ()
+    assert faults(model, states, speculative_algorithm="EAGLE", speculative_draft_load_format="dummy") == []
+    assert faults(model, states, speculative_algorithm="EAGLE", load_format="dummy") == []
+    assert faults(model, ["deepseek_v4_gate"], speculative_algorithm="EAGLE") == []  # has been asked
     other = write(tmp_path / "b", HYBRID)
-    assert plan(model, speculative_algorithm="EAGLE", speculative_draft_model_path=str(other)).errors == ()
-    (said,) = plan(other, speculative_algorithm="EAGLE", speculative_draft_model_path=str(model)).errors
+    assert faults(model, states, speculative_algorithm="EAGLE", speculative_draft_model_path=other) == []
+    (said,) = faults(other, states, speculative_algorithm="EAGLE", speculative_draft_model_path=model)
     assert said.startswith(f"{model}: the draft's")
+
+
+def test_without_the_overlay_sglang_looks_at_one_expert(tmp_path):
+    model = write(tmp_path, with_block(whole("fp8"), "mtp.0", "mxfp4"), "fp8")
+    assert faults(model, ["draft_format"], speculative_algorithm="EAGLE") == []
+    (said,) = faults(model, speculative_algorithm="EAGLE")
+    assert "the draft's experts of mtp.0 are MXFP4 (I8), and SGLang would read them as FP8" in said
+    assert faults(model) == []
 
 
 def test_a_broken_directory_of_a_draft_is_an_error_and_no_traceback(tmp_path, plan):
@@ -49,6 +65,7 @@ def test_a_broken_directory_of_a_draft_is_an_error_and_no_traceback(tmp_path, pl
     shard.write_bytes(b"")
     (said,) = plan(model, speculative_algorithm="EAGLE", speculative_draft_model_path=str(draft)).errors
     assert said.startswith(f"{shard} does not begin with a safetensors header")
+    assert faults(model, speculative_algorithm="EAGLE", speculative_draft_model_path=draft) == [said]
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
@@ -69,18 +86,10 @@ def test_without_the_overlay_faults_are_reported_and_the_launch_is_shown(tmp_pat
     assert plan(model).memory is None
 
 
-def test_without_the_overlay_sglang_looks_at_one_expert(tmp_path, plan):
-    model = write(tmp_path, with_block(whole("fp8"), "mtp.0", "mxfp4"), "fp8")
-    assert plan(model, speculative_algorithm="EAGLE").errors == ()
-    (said,) = plan(model, speculative_algorithm="EAGLE", stock=True).errors
-    assert "the draft's experts of mtp.0 are MXFP4 (I8), and SGLang would read them as FP8" in said
-    assert plan(model, stock=True).errors == ()
-
-
 @pytest.mark.parametrize("flags", [["--load-format", "dummy"], ["--load-format=dummy"]])
 def test_weights_that_are_not_read_have_no_faults(tmp_path, plan, flags):
     model = write(tmp_path, without(HYBRID, "layers.1.ffn.experts.3."))
-    assert plan(model, flags, load_format="dummy").errors == ()
+    assert plan(model, flags).errors == ()
     assert plan(model, ["--load-format", "auto"]).errors != ()
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from sglang_sm120 import settings
 from sglang_sm120.commands.plan import (
+    checkpoint_faults,
     complaints,
     config_file,
     document,
@@ -111,6 +112,8 @@ def _steps(request: Request, found: _SoFar) -> None:
             f"not simulated: the dispatch of --moe-a2a-backend {flags('moe_a2a_backend')} between ranks, its packages "
             "and its memory; layers are shown as they are built"
         )
+    states = {name: str(state.status) for name, state in records.STATES.items()}
+    found.errors += checkpoint_faults.of(request.model, flags, states)
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
     if algorithm:

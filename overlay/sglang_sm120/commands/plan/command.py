@@ -108,18 +108,12 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: In
 
 
 def _with_files(plan: Plan, model: Path, memory_gib: int, sizes: Sizes, found: Inspected) -> Plan:
-    """The plan with what the checkpoints of the launch say of its draft and of memory.
-
-    The gate asks the draft's first; here are architectures on which it does not, and `--stock`.
-    """
-    algorithm = sizes.speculative_algorithm
+    """The plan with what the checkpoints of the launch take of each GPU."""
+    path = sizes.speculative_draft_model_path
     try:
-        files = launch_files.of_draft(found, str(model), algorithm, sizes.speculative_draft_model_path)
+        files = launch_files.of_draft(found, str(model), sizes.speculative_algorithm, path)
     except CheckpointError as error:
-        return replace(plan, errors=(*plan.errors, str(error)))
-    if "dummy" not in (sizes.load_format, sizes.speculative_draft_load_format):
-        states = {patch.name: patch.status for patch in plan.patches}
-        plan = replace(plan, errors=(*plan.errors, *files.problems(algorithm, states)))
+        return plan if plan.errors else replace(plan, errors=(str(error),))
     weights = memory.with_draft(found.weights, files.draft.weights if files.draft else None)
     return plan if weights is None else _weighed(plan, memory_gib, sizes, weights, found.checkpoint.experts)
 

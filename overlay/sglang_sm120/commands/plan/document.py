@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Which weights are read and what they are divided by, as SGLang resolved it; None where SGLang leaves it open."""
+    """Which weights are read, and what they are divided by, as SGLang resolved it; None where SGLang leaves it open."""
 
     tp_size: int
     ep_size: int
@@ -69,8 +69,6 @@ class Sizes:
     speculative_algorithm: str | None
     mem_fraction_static: float | None
     ep_num_redundant_experts: int | None = None
-    load_format: str | None = None
-    speculative_draft_load_format: str | None = None
     speculative_draft_model_path: str | None = None
 
 

@@ -16,6 +16,9 @@ def of(layer: MoeLayer) -> list[str]:
     faults = []
     if kind == FP8_METHOD and runner is None and not _runs_without_runner():
         faults.append(f"SGLang's FP8 method has no kernel for the runner {server_flags.global_runner()}")
+    packed = getattr(layer.quant_config, "is_fp4_experts", False)
+    if kind == FP8_METHOD and server_flags.global_runner() == "deep_gemm" and packed and not _deep_gemm_reads_fp4():
+        faults.append("this SGLang's DeepGEMM reads packed FP4 experts on SM100 only")
     if kind != NVFP4_METHOD:
         return faults
     if server_flags.global_runner() != "auto" and not known_kernels.implements(kind, server_flags.global_runner()):
@@ -40,6 +43,12 @@ def of(layer: MoeLayer) -> list[str]:
 def _runs_without_runner() -> bool:
     """Of the runners that SGLang's FP8 method calls directly, cutlass is the one that NVIDIA GPUs have."""
     return server_flags.global_runner() == "cutlass"
+
+
+def _deep_gemm_reads_fp4() -> bool:
+    import torch
+
+    return torch.cuda.get_device_capability()[0] != known_kernels.SM12X or features.has_deep_gemm_fp4()
 
 
 def _is_patched(cls: type, name: str) -> bool:
