@@ -87,8 +87,8 @@ def _steps(request: Request, found: _SoFar) -> None:
     shape = layers.shape_of(model_config)
     text = model_config.hf_text_config
     flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size)
-    heads, groups = text.num_attention_heads, getattr(text, "o_groups", None)
-    found.warnings += flag_values.require_attention_shares(flags, heads, groups)
+    heads, width = text.num_attention_heads, text.head_dim
+    found.warnings += flag_values.require_attention_shares(flags, heads, width, getattr(text, "o_groups", None))
     found.errors += ineffective_settings.faults(given, server_args)
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)
