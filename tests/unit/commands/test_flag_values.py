@@ -118,16 +118,16 @@ def test_shares_of_the_experts():
         ),
         ({"tp_size": 6, "dp_size": 3, "enable_dp_attention": True}, 64, None),
         ({"tp_size": 16}, 128, None),
-        ({"tp_size": 5}, None, None),
     ],
 )
 def test_heads_are_shared_out_too(changed, heads, says):
-    assert faults(flag_values.require_attention_shares, heads, None, **changed) == ([says] if says else [])
+    assert faults(flag_values.require_attention_shares, heads, 512, None, **changed) == ([says] if says else [])
 
 
 def test_groups_of_outputs_that_leave_a_rank_none_are_told():
     asked = (GOOD | {"tp_size": 16}).get
-    assert flag_values.require_attention_shares(asked, 64, 8) == [
-        "--tp is 16; expected a divisor of o_groups in config.json, which is 8"
-    ]
-    assert flag_values.require_attention_shares(asked, 128, 16) == []
+    groups = "--tp is 16; expected a divisor of o_groups in config.json, which is 8"
+    assert flag_values.require_attention_shares(asked, 64, 512, 8) == [groups]
+    assert flag_values.require_attention_shares(asked, 128, 512, 16) == []
+    heads = "--tp is 16; expected a divisor of num_attention_heads in config.json, which is 8"
+    assert flag_values.require_attention_shares(asked, 8, 512, 8) == [heads, groups]  # 256 columns for each rank

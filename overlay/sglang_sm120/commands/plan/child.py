@@ -98,8 +98,8 @@ def _steps(request: Request, found: _SoFar) -> None:
     algorithm = flags("speculative_algorithm")
     stages = layers.draft_shape(server_args, algorithm, request.model).num_experts if algorithm else None
     flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size, stages)
-    heads, groups = text.num_attention_heads, getattr(text, "o_groups", None)
-    found.warnings += flag_values.require_attention_shares(flags, heads, groups)
+    heads, width = text.num_attention_heads, text.head_dim
+    found.warnings += flag_values.require_attention_shares(flags, heads, width, getattr(text, "o_groups", None))
     found.errors += ineffective_settings.faults(given, server_args)
     if request.arch in settings.SM12X:
         kind = server_flags.expert_kind(model_config)

@@ -71,24 +71,24 @@ def require_shares(flags: Flags, experts: int, intermediate: int, draft_experts:
         raise ImpossibleFlagsError(faults)
 
 
-def require_attention_shares(flags: Flags, heads: int | None, groups: int | None) -> list[str]:
-    """Refuse sizes by which attention's heads cannot be shared out; call `require` first.
+def require_attention_shares(flags: Flags, heads: int, head_dim: int, groups: int | None) -> list[str]:
+    """Refuse sizes by which attention cannot be shared out; call `require` first.
 
     Args:
-        heads, groups: `num_attention_heads` and `o_groups` of the configuration; None where it has none.
+        heads, head_dim, groups: `num_attention_heads`, `head_dim` and `o_groups` of the configuration.
 
     Returns:
-        What SGLang does not refuse itself, but fails on in the first forward.
+        What SGLang, which counts columns, does not refuse itself, but fails on in the first forward.
 
     Raises:
         ImpossibleFlagsError: with a line for each fault.
     """
     ranks = (flags("tp_size") or 1) // _attention_copies(flags) // (flags("attn_cp_size") or 1)
     flag = "--tp" if ranks == flags("tp_size") else "--tp / --dp-size or --attn-dp-size / --attn-cp-size"
-    faults = _divides(flag, ranks, "num_attention_heads in config.json", heads) if heads else []
-    if faults:
-        raise ImpossibleFlagsError(faults)
-    return _divides(flag, ranks, "o_groups in config.json", groups) if groups else []
+    uneven = _divides(flag, ranks, "num_attention_heads in config.json", heads)
+    if heads * head_dim % ranks:
+        raise ImpossibleFlagsError(uneven)
+    return uneven + (_divides(flag, ranks, "o_groups in config.json", groups) if groups else [])
 
 
 def _attention_copies(flags: Flags) -> int:
