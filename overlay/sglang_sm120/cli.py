@@ -66,25 +66,24 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.checkpoint.inspection import CheckpointError
     from sglang_sm120.commands import interrupts
     from sglang_sm120.commands.tune import command as tune
+    from sglang_sm120.commands.tune import runners, whole
 
+    shapes = list(arguments.shapes or [])
     try:
-        shapes = list(arguments.shapes or [])
-        if arguments.model_path:
-            shapes += tune.shapes_of(arguments.model_path, arguments.tp)
         if arguments.check:
-            return _answer(tune.check(shapes), arguments.json, tune.render)
+            return _answer(whole.check(arguments, shapes), arguments.json, whole.render)
         with interrupts.restored():
-            document = tune.run(
-                shapes, arguments.tokens, arguments.minutes, arguments.routing, arguments.out, _progress
-            )  # fmt: skip
-    except (tune.TuneError, CheckpointError) as error:
+            document = whole.run(arguments, shapes, _progress)
+    except (tune.TuneError, runners.RunnersError, CheckpointError) as error:
         return _say(error, arguments.json)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"tune cannot run: {error}", arguments.json)
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
-    return _answer(document, arguments.json, tune.render)
+    if arguments.receipt:
+        _write_receipt(arguments.receipt, document)
+    return _answer(document, arguments.json, whole.render)
 
 
 def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
@@ -116,6 +115,16 @@ def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str,
     else:
         terminal.show(render(document), terminal.width())
     return PROBLEM if document["errors"] else GOOD
+
+
+def _write_receipt(file: Path, document: dict[str, Any]) -> None:
+    """The document without the place of this machine's files. An OSError is `main`'s."""
+    import json
+
+    from sglang_sm120 import files
+
+    files.write_whole(file, json.dumps(files.shareable(document), indent=1) + "\n")
+    _progress(f"Receipt: {file}; to share it, add it to benchmarks/receipts/")
 
 
 def _progress(line: str) -> None:

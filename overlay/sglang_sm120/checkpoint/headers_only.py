@@ -29,8 +29,13 @@ def write(directory: Path, kind: str, draft: str, size: str = "flash", layers: i
     Raises:
         ValueError: kind or draft is none of these.
     """
+    return write_shape(directory, replace(_SIZES[size], kind=kind, draft=draft, layers=layers))
+
+
+def write_shape(directory: Path, shape: Shape) -> Path:
+    """Write one of any shape."""
     directory.mkdir(parents=True, exist_ok=True)
-    shape = replace(_SIZES[size], kind=kind, draft=draft, layers=layers)
+    kind = shape.kind
     shards = [_expert(f"{b}.ffn.experts.0", k, shape) for b, k in (("layers.0", kind), ("mtp.0", shape.draft_kind))]
     for file, layout in zip(format.files(directory, len(shards)), shards, strict=True):
         begin = format.header(layout)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from sglang_sm120 import __version__
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
+from sglang_sm120.commands.tune import whole
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 
 
@@ -115,23 +116,30 @@ def _add_selftest(commands: Any) -> None:
 def _add_tune(commands: Any) -> None:
     p = commands.add_parser(
         "tune",
-        help="measure tiles for the kernel on this GPU, which launches then use",
-        description="Measure tiles for the kernel on this GPU and keep the faster ones in a table that launches read. "
-        "Results keep every bit. Interrupted or out of time, the same command goes on.",
+        help="check and time MoE runners on this GPU, and tiles of the kernel; launches use both",
+        description="Check each MoE runner that SGLang has for a checkpoint's layers against float64 and time it on "
+        "this GPU, then measure tiles for our kernel, which keep every bit. Launches read both tables. Interrupted or "
+        "out of time, the same command goes on.",
     )
     p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint whose experts are meant")
     p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
     p.add_argument(
         "--shapes", "--shape", nargs="+", type=_checked(tune.shape), metavar="E,H,I,K",
-        help="experts, hidden, intermediate of one rank, top-k instead",
+        help="experts, hidden, intermediate of one rank, top-k instead; ,nvfp4 after it for that format",
     )  # fmt: skip
+    p.add_argument("--only", choices=whole.PARTS, help="measure these alone; default: runners, then tiles")
+    p.add_argument("--runners", nargs="+", metavar="NAME", help="try these; default: all that this GPU has kernels for")
     p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="at most this long (10)")
     p.add_argument(
         "--tokens", type=_checked(tune.tokens), default=tune.DEFAULT_TOKENS, metavar="T,T",
         help="batch sizes, powers of two (1 to 256)",
     )  # fmt: skip
     p.add_argument("--routing", choices=ROUTINGS, default="uniform", help="how tokens choose experts (uniform)")
-    p.add_argument("--out", type=_path, metavar="FILE", help="default: where launches look for it")
+    p.add_argument(
+        "--out", type=_path, metavar="FILE", help="default: where launches look; of the tiles, without --only"
+    )
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--check", action="store_true", help="measure nothing; say whether a launch uses a table")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
