@@ -5,11 +5,13 @@ Which runner has a kernel for a format is in `known_kernels`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
 from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
+from sglang_sm120.upstream.server_flags import Role
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
@@ -69,6 +71,12 @@ def _nvfp4_target(launch: Launch) -> Route:
         )
     if asked != "auto":
         return Route(None if source == TARGET_FLAG else asked, f"{source} {asked} was asked for")
+    allowed = [r for r in known_kernels.offered("nvfp4") if _nvfp4_obstacle(launch, r) is None]
+    return _measured(launch, "nvfp4", "target", _fixed_nvfp4_target(launch), allowed)
+
+
+def _fixed_nvfp4_target(launch: Launch) -> Route:
+    """The target's runner where nobody asked for one and none was measured."""
     ours = _nvfp4_obstacle(launch, RUNNER)
     if ours is None:
         return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
@@ -101,11 +109,26 @@ def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
 def _mxfp4_target(launch: Launch) -> Route:
     source, asked = _asked_target(launch)
     _refuse_mxfp4(launch, source, asked)
-    if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
-        return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
     if asked != "auto" and source != TARGET_FLAG:
         return Route(asked, f"{source} {asked} was asked for")
-    return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    fixed = Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    if asked != "auto" or launch.all_to_all != "none":
+        return fixed
+    if launch.cutlass_mxfp4 and not launch.fits_cutlass:
+        fixed = Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
+    return _measured(launch, "mxfp4", "target", fixed, _mxfp4_working(launch, "deep_gemm", "humming"))
+
+
+def _measured(launch: Launch, experts: known_kernels.Format, role: Role, fixed: Route, allowed: Sequence[str]) -> Route:
+    """The fastest right runner of this GPU's table; `fixed` where that is the one, or where nothing was measured."""
+    if launch.auto is None:
+        return fixed
+    stock = "flashinfer_mxfp4" if launch.cutlass_mxfp4 else "marlin"  # SGLang's own choice for MXFP4 on SM120
+    meant = fixed.runner or stock
+    choice = launch.auto.choose(launch.layer(experts, role), role, meant, allowed)
+    if choice.runner in (None, meant):
+        return Route(fixed.runner, f"{fixed.reason} ({choice.says()})")
+    return Route(choice.runner, choice.says())
 
 
 def _asked_target(launch: Launch) -> tuple[str, str]:
@@ -135,8 +158,22 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
     _refuse_mxfp4(launch, source, asked)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
-        return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+        fixed = Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+        return _measured(launch, "mxfp4", "draft", fixed, _for_draft(launch)) if asked == "auto" else fixed
     return Route(asked, f"{source} {asked} was asked for")
+
+
+def _for_draft(launch: Launch) -> list[str]:
+    """The runners that an MXFP4 draft can have whose target's runner cannot be its own."""
+    found = [RUNNER]
+    for runner in _mxfp4_working(launch):
+        try:
+            _refuse_other_ids(launch, DRAFT_FLAG, runner)
+        except RouteError:
+            continue
+        if runner in DRAFT_RUNNERS and runner != RUNNER:
+            found.append(runner)
+    return found
 
 
 def _asked_draft(launch: Launch) -> tuple[str, str]:
@@ -182,12 +219,12 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
 
 
-def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
-    """The runners to offer that this SGLang's flags and kernels have at this shape."""
+def _mxfp4_working(launch: Launch, *besides: str) -> tuple[str, ...]:
+    """The runners that this SGLang's flags and kernels have at this shape: those to offer, and those named besides."""
     missing = set() if launch.takes_names else {RUNNER}
     if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
         missing.add("flashinfer_mxfp4")
-    return tuple(runner for runner in known_kernels.offered("mxfp4") if runner not in missing)
+    return tuple(runner for runner in (*known_kernels.offered("mxfp4"), *besides) if runner not in missing)
 
 
 def _cutlass_shapes(launch: Launch) -> str:

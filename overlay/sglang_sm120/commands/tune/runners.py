@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_sm120 import __version__, files, gpu
@@ -21,6 +20,7 @@ from sglang_sm120.moe.runner_tables import Layer, Place
 from sglang_sm120.upstream import releases
 
 BITS = {"mxfp4": 4.25, "nvfp4": 4.5}  # of a weight with its share of the scales
+LOGS = "tune-logs"  # beside the table: what the processes of runners said last
 _PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel")
 
 
@@ -86,7 +86,8 @@ def run(
         raise RunnersError(found)
     here, card = found
     path = out or runner_tables.path_for(here)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    logs = path.parent / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
     document, until = begun(path, here), time.monotonic() + 60 * minutes
     document |= {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": _command()}
     complete = True
@@ -100,8 +101,8 @@ def run(
         def say(text: str, share: float, job: Job = job, number: int = number) -> None:
             progress(f"{job.layer}, {text}", (number + share) / len(wanted), until - time.monotonic())
 
-        with jobs.directory(job) as model, TemporaryDirectory(prefix="sglang-sm120-tune-") as logs:
-            start = jobs.starter(job, model, card, Path(logs), command)
+        with jobs.directory(job) as model:
+            start = jobs.starter(job, model, card, logs, command)
             done = contest.Contest(start, until, save, say, counts, bandwidth=document.get("copy_bytes_per_s"))
             runners = jobs.candidates(job.layer, card.capability[0], named)
             try:
