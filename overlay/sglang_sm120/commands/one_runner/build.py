@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -11,45 +11,37 @@ from typing import Any
 from sglang_sm120.commands.plan import one_rank
 from sglang_sm120.commands.tune.requests import LayerRequest
 from sglang_sm120.moe import known_kernels
-from sglang_sm120.settings import DRAFT_MOE, RUNNER, TARGET_MOE
-from sglang_sm120.upstream import features, server_flags
+from sglang_sm120.upstream import server_flags
 from sglang_sm120.upstream.server_flags import Role
 
 PREFIXES: dict[Role, str] = {"draft": "model.decoder.mlp.experts", "target": "model.layers.0.mlp.experts"}
 BLOCKS: dict[Role, str] = {"draft": "mtp.0", "target": "layers.0"}  # in the checkpoint
-_FLAGS: dict[Role, tuple[str, str]] = {
-    "target": ("--moe-runner-backend", TARGET_MOE.name),
-    "draft": ("--speculative-moe-runner-backend", DRAFT_MOE.name),
-}
 
 
 class RefusedError(ValueError):
     """SGLang does not build this layer with this runner; the message is its own."""
 
 
-def runner_words(role: Role, runner: str) -> tuple[list[str], dict[str, str]]:
-    """Flags and environment variables that ask for a runner, in the words that the installed SGLang takes."""
-    flag, variable = _FLAGS[role]
-    named = runner != RUNNER or features.takes_runner_names()
-    return ([flag, runner], {}) if named else ([], {variable: runner})
-
-
 def resolve(request: LayerRequest) -> Any:
-    """Plugins, flags and configuration of the model in the layer's role, as in the scheduler of rank 0."""
-    from sglang.srt.plugins import load_plugins
-
-    role = request.role
-    flags, variables = runner_words(role, request.runner)
-    os.environ.update(variables)
-    load_plugins()
+    """Flags and configuration of the model in the layer's role, as in the scheduler of rank 0."""
     from sglang.srt.server_args import prepare_server_args
 
+    role = request.role
     speculation = server_flags.eagle() if role == "draft" else []
     words = ["--model-path", request.model, "--tp", str(request.tp), "--ep-size", str(request.ep)]
-    server_args = prepare_server_args([*words, *flags, *speculation, *request.flags])
+    server_args = prepare_server_args([*words, *speculation, *request.flags])
     server_flags.resolve(server_args)
     one_rank.publish_as_scheduler(server_args)
     return server_flags.model_config(server_args, draft_path=request.model if role == "draft" else None)
+
+
+def import_sglang() -> None:
+    """What takes long, before the first question: SGLang's plugins, flags and models, and no GPU."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    for module in ("server_args", "models.deepseek_v4", "models.deepseek_v4_nextn"):
+        importlib.import_module(f"sglang.srt.{module}")
 
 
 def draft_context(role: Role) -> AbstractContextManager[Any]:

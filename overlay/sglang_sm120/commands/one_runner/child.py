@@ -17,6 +17,7 @@ from typing import Any
 from sglang_sm120.commands.plan.child import end_with_parent
 from sglang_sm120.commands.tune.requests import LayerRequest, read_request
 
+SIMULATED = "--simulated"  # an SM120 without a GPU: our kernel in Triton's interpreter
 DRAWS = 4  # routings and inputs of each timed token count
 Answer = dict[str, Any]
 
@@ -190,12 +191,15 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if SIMULATED in sys.argv:
+        from sglang_sm120.commands.plan import simulate
+
+        simulate.install("sm120", memory_gib=96)
+    from sglang_sm120.commands.one_runner.build import import_sglang
+
+    import_sglang()
     first = True
     for line in sys.stdin:
-        if first and read_request(line).device == "cpu":
-            from sglang_sm120.commands.plan import simulate
-
-            simulate.install("sm120", memory_gib=96)
         for answer in answers(line, first):
             print(json.dumps(answer), file=out, flush=True)
         first = False

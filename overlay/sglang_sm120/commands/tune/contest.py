@@ -62,9 +62,11 @@ class Contest:
         todo = [r for r in runners if self._is_left(self.rows[r])]
         self._all, self._done = max(1, len(todo) * (1 + len(self.counts))), 0
         try:
-            for number, runner in enumerate(todo):
+            started = [(runner, *self.start(runner)) for runner in todo]  # they import SGLang at the same time
+            self._alive = {runner: process for runner, process, _ in started}
+            for number, (runner, _, line) in enumerate(started):
                 self._unchecked = len(todo) - number
-                self._enter(runner)
+                self._enter(runner, line)
             self._time(list(self._alive))
         except TimeIsUpError:
             return False
@@ -79,10 +81,8 @@ class Contest:
         timed = {t["tokens"] for t in row.get("times", ())}
         return row["status"] not in _FINAL or (row["status"] in _TIMED and not timed.issuperset(self.counts))
 
-    def _enter(self, runner: str) -> None:
+    def _enter(self, runner: str, line: str) -> None:
         """Build and check one; it stays for the timing, or is timed alone where the next would not fit beside it."""
-        process, line = self.start(runner)
-        self._alive[runner] = process
         built = self._last(runner, line)
         if built is None:
             return

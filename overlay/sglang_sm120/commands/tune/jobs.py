@@ -19,9 +19,14 @@ from sglang_sm120.commands.tune.requests import LayerRequest
 from sglang_sm120.kernels.sm120.tile_tables import Shape
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.runner_tables import Layer
-from sglang_sm120.settings import ASSUME, DRAFT_MOE, RUNNER, TARGET_MOE
+from sglang_sm120.settings import ASSUME, AUTO, DRAFT_MOE, RUNNER, TARGET_MOE
+from sglang_sm120.upstream import features
 from sglang_sm120.upstream.server_flags import Role
 
+_FLAGS: dict[Role, tuple[str, str]] = {
+    "target": ("--moe-runner-backend", TARGET_MOE.name),
+    "draft": ("--speculative-moe-runner-backend", DRAFT_MOE.name),
+}
 CHILD = ("-m", "sglang_sm120.commands.one_runner.child")
 _KINDS = {"nvfp4": "hybrid-nvfp4", "mxfp4": "mxfp4"}  # of a checkpoint whose target has such experts
 
@@ -48,6 +53,13 @@ def candidates(layer: Layer, major: int, named: Sequence[str] = ()) -> list[str]
         if experts == layer.format and kernel.method and major in kernel.majors and runner != "auto"
     ]
     return list(named) or sorted(known, key=lambda r: (r != RUNNER, r != "marlin", r))
+
+
+def runner_words(role: Role, runner: str) -> tuple[list[str], dict[str, str]]:
+    """Flags and environment variables that ask for a runner, in the words that the installed SGLang takes."""
+    flag, variable = _FLAGS[role]
+    named = runner != RUNNER or features.takes_runner_names()
+    return ([flag, runner], {}) if named else ([], {variable: runner})
 
 
 @contextmanager
@@ -83,9 +95,10 @@ def starter(
     program = list(command) or [sys.executable, *CHILD]
 
     def start(runner: str) -> tuple[Isolated, str]:
-        request = LayerRequest(str(model), job.role, runner, job.layer.tp, job.layer.ep)
+        flags, variables = runner_words(job.role, runner)
+        request = LayerRequest(str(model), job.role, runner, job.layer.tp, job.layer.ep, flags=tuple(flags))
         environment = {k: v for k, v in os.environ.items() if k not in (TARGET_MOE.name, DRAFT_MOE.name)}
-        environment |= {"SGLANG_SM120_AUTO": "fixed"}
+        environment |= {AUTO.name: "fixed"} | variables
         if not here.is_sm12x and (runner == RUNNER or job.role == "draft"):
             environment.setdefault(ASSUME.name, "sm120")
         name = f"{job.layer.format}-{job.layer.tp}-{runner}.log"
