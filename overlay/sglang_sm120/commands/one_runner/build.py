@@ -49,15 +49,16 @@ def draft_context(role: Role) -> AbstractContextManager[Any]:
     return one_rank.speculative_context() if role == "draft" else nullcontext()
 
 
-def alone() -> AbstractContextManager[Any]:
-    """Context for one rank alone on a GPU: its share of the result, before any sum over ranks."""
+def alone(device: str) -> AbstractContextManager[Any]:
+    """Context for one rank alone: its share of the result, before any sum over ranks."""
     from sglang.srt.distributed import parallel_state
     from sglang.srt.runtime_context import get_parallel
 
     group = SimpleNamespace(world_size=get_parallel().tp_size)
     if getattr(parallel_state, "_TP", group) is None:  # runners of older releases ask here
         parallel_state._TP = group
-    context: AbstractContextManager[Any] = get_parallel().override(tp_group=group)
+    rank = one_rank.simulated_rank() if device == "cpu" else get_parallel().override(tp_group=group)
+    context: AbstractContextManager[Any] = rank
     return context
 
 
@@ -124,10 +125,16 @@ def experts_of(model: Any) -> Any:
 
 def load(model: Any, tensors: Iterable[tuple[str, Any]], device: Any) -> None:
     """What SGLang's default loader does with a checkpoint's tensors: load, then post-process."""
-    from sglang.srt.model_loader.loader import DefaultModelLoader
+    from sglang.srt.model_loader.loader import DefaultModelLoader, device_loading_context
 
     model.load_weights(tensors)
-    DefaultModelLoader.postprocess_weights(model, device)
+    if hasattr(DefaultModelLoader, "postprocess_weights"):
+        DefaultModelLoader.postprocess_weights(model, device)
+        return
+    for module in model.modules():  # up to SGLang 0.5.19 in one function with what asks for the GPU's free memory
+        if getattr(module, "quant_method", None) is not None:
+            with device_loading_context(module, device):
+                module.quant_method.process_weights_after_loading(module)
 
 
 def require_runner(layer: Any, experts: known_kernels.Format, runner: str) -> None:

@@ -30,7 +30,6 @@ class Layer:
 
         from sglang_sm120 import settings
         from sglang_sm120.commands.one_runner import build, checks, weights
-        from sglang_sm120.commands.plan import one_rank
         from sglang_sm120.upstream import server_flags
 
         config = build.resolve(request)
@@ -45,7 +44,7 @@ class Layer:
         )  # fmt: skip
         self.request = request
         torch.set_default_dtype(torch.bfloat16)
-        self.alone = one_rank.simulated_rank if request.device == "cpu" else build.alone
+        self.alone = partial(build.alone, request.device)
         with self.device, self.alone():
             model = build.build(config, self.role)
         torch.set_default_dtype(torch.float32)
@@ -73,11 +72,13 @@ class Layer:
 
     def whole(self, x: Any, ids: Any, weights: Any) -> Any:
         """The routed experts' part of DeepSeek-V4's block, routed scaling factor included, input left alone."""
+        import torch
         from sglang.srt.layers.quantization import mxfp4_flashinfer_trtllm_moe as shared_step
 
         fused = getattr(self.layer, "should_fuse_routed_scaling_factor_in_topk", False)
-        y = self.raw(x.clone(), ids, weights * self.sizes.factor if fused else weights)
-        return shared_step.maybe_fuse_routed_scale_and_shared_add(self.layer, y, None, self.sizes.factor)
+        with torch.inference_mode():
+            y = self.raw(x.clone(), ids, weights * self.sizes.factor if fused else weights)
+            return shared_step.maybe_fuse_routed_scale_and_shared_add(self.layer, y, None, self.sizes.factor)
 
 
 def build(request: LayerRequest) -> Iterator[Answer]:
