@@ -24,7 +24,7 @@ for entry in json.load(open(sys.argv[1]))["layers"]:
     for layer, found in rows.items():
         for drafted in (1, 2):
             choice = measured.choose(found, list(found), "sm120_triton", measured.Mix(drafted=(drafted,)))
-            print(f"auto  {layer}, {drafted} tokens a sequence: {choice.runner} ({choice.says()}); out: {dict(choice.out)}")
+            print(f"auto  {layer}, {drafted} a sequence: {choice.runner} ({choice.says()}); out: {dict(choice.out)}")
 """
 
 

@@ -11,6 +11,7 @@ from sglang_sm120.kernels.sm120.tile_tables import NoHomeError
 from sglang_sm120.moe import measured, runner_tables
 from sglang_sm120.moe.measured import BATCHES, Choice, Mix
 from sglang_sm120.moe.runner_tables import Layer, Place, Table
+from sglang_sm120.settings import AUTO, RUNNER, AutoRunner
 from sglang_sm120.upstream import releases
 from sglang_sm120.upstream.server_flags import Role
 
@@ -74,3 +75,19 @@ def mix_of(view: Any, role: Role) -> Mix:
         drafted = (*chain, verified)
     chunk = getattr(view, "chunked_prefill_size", None)
     return Mix(batches, drafted, chunk if chunk and chunk > 0 else _CHUNK)
+
+
+def described(setting: AutoRunner) -> list[str]:
+    """What `auto` means here, a line for each layer that was measured, for a launch of the usual batch sizes."""
+    if setting == "fixed":
+        return [f"{AUTO.name}=fixed: launches follow no table of runners"]
+    table, problem = held_here()
+    if not table:
+        return [f"{problem or 'no layer was measured here'}; `sglang-sm120 tune --model-path DIR --tp N` does"]
+    lines = []
+    for layer, rows in table.items():
+        fixed = "flashinfer_mxfp4" if layer.format == "mxfp4" and "flashinfer_mxfp4" in rows else RUNNER
+        choice = measured.choose(rows, list(rows), fixed, Mix())
+        lines.append(f"{layer}: {choice.runner or fixed} ({choice.says()})")
+        lines += [f"{layer}: {runner} is out, {why}" for runner, why in choice.out.items()]
+    return lines

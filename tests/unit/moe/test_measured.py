@@ -181,6 +181,20 @@ def test_without_a_table_the_command_that_makes_one_is_named(home):
     )
 
 
+def test_doctor_shows_the_choice_with_both_figures_or_the_command(home):
+    assert "`sglang-sm120 tune --model-path DIR --tp N` does" in auto.described("measured")[0]
+    assert auto.described("fixed") == ["SGLANG_SM120_AUTO=fixed: launches follow no table of runners"]
+    times = {name: [{"tokens": t, "us": us, "low": us, "high": us} for t in COUNTS] for name, us in
+             ((OURS, 2.0), (MARLIN, 1.0))}  # fmt: skip
+    right = [{"runner": name, "status": "right", "times": found} for name, found in times.items()]
+    wrong = {"runner": CUTLASS, "status": "wrong", "why": "clamp T=6", "times": []}
+    home(layers=[vars(NVFP4) | {"runners": [*right, wrong]}])
+    first, second = auto.described("measured")
+    assert first.startswith("nvfp4 256,4096,1024,6 TP2: marlin (measured here: ")
+    assert "; sm120_triton " in first
+    assert second == "nvfp4 256,4096,1024,6 TP2: flashinfer_cutlass is out, wrong: clamp T=6"
+
+
 FLAGS = {"speculative_algorithm": None, "chunked_prefill_size": None}
 
 

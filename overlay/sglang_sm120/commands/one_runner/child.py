@@ -18,7 +18,7 @@ from sglang_sm120.commands.plan.child import end_with_parent
 from sglang_sm120.commands.tune.requests import LayerRequest, read_request
 
 SIMULATED = "--simulated"  # an SM120 without a GPU: our kernel in Triton's interpreter
-DRAWS = 4  # routings and inputs of each timed token count
+DRAWS, MANY = 4, 512  # routings and inputs of each timed token count; one above so many tokens
 Answer = dict[str, Any]
 
 
@@ -124,24 +124,41 @@ def check(tokens: list[int]) -> Iterator[Answer]:
 
 
 def time(tokens: int, samples: int) -> Iterator[Answer]:
-    """Microseconds of replays with cold L2, and the experts of this rank that a call hits."""
+    """Microseconds of replays with cold L2, none where memory did not suffice, and the experts of this rank hit."""
+    import torch
+
+    from sglang_sm120.commands import gpu_timing
+
+    yield {"at": f"timing T={tokens}"}
+    try:
+        if _graphs.get("tokens") != tokens:
+            _capture(tokens)
+        replays = [graph.replay for graph in _graphs["graphs"]]
+        rounds = -(-samples // len(replays))
+        times = gpu_timing.times_us(replays * (rounds + 1), _graphs["flush"])[len(replays) :]  # the first warms up
+    except torch.OutOfMemoryError:
+        _graphs.clear()
+        torch.cuda.empty_cache()
+        yield {"done": "no room", "tokens": tokens, "us": []}
+        return
+    yield {"done": "timed", "tokens": tokens, "us": times, "experts_hit": _graphs["hit"]}
+
+
+def _capture(tokens: int) -> None:
+    """A graph of a call for each draw, in the place of the last token count's."""
+    import torch
+
     from sglang_sm120.commands import gpu_timing
     from sglang_sm120.commands.one_runner import cases
 
-    yield {"at": f"timing T={tokens}"}
     layer = _layer
-    drawn = cases.timed(layer.sizes, tokens, DRAWS, layer.device, layer.request.seed)
-    if _graphs.get("tokens") != tokens:
-        _graphs.clear()
-        calls = [partial(layer.raw, c.x, c.ids, c.weights) for c in drawn]
-        _graphs.update(tokens=tokens, graphs=[gpu_timing.captured(call) for call in calls], cases=drawn)
-        _graphs.setdefault("flush", gpu_timing.Flush())
-    replays = [graph.replay for graph in _graphs["graphs"]]
-    rounds = -(-samples // DRAWS)
-    times = gpu_timing.times_us(replays * (rounds + 1), _graphs["flush"])[DRAWS:]  # the first round warms up
+    _graphs.clear()
+    torch.cuda.empty_cache()  # the other runners' processes need room too
+    drawn = cases.timed(layer.sizes, tokens, DRAWS if tokens <= MANY else 1, layer.device, layer.request.seed)
+    graphs = [gpu_timing.captured(partial(layer.raw, c.x, c.ids, c.weights)) for c in drawn]
     here = layer.sizes.local_experts
     hit = [int(c.ids[(c.ids >= 0) & (c.ids < here)].unique().numel()) for c in drawn]
-    yield {"done": "timed", "tokens": tokens, "us": times, "experts_hit": statistics.mean(hit)}
+    _graphs.update(tokens=tokens, graphs=graphs, cases=drawn, flush=gpu_timing.Flush(), hit=statistics.mean(hit))
 
 
 _graphs: dict[str, Any] = {}

@@ -78,7 +78,7 @@ class Contest:
         return not any(self._is_left(self.rows[r]) for r in runners)
 
     def _is_left(self, row: dict[str, Any]) -> bool:
-        timed = {t["tokens"] for t in row.get("times", ())}
+        timed = {t["tokens"] for t in row.get("times", ())} | set(row.get("no_room", ()))
         return row["status"] not in _FINAL or (row["status"] in _TIMED and not timed.issuperset(self.counts))
 
     def _enter(self, runner: str, line: str) -> None:
@@ -110,6 +110,10 @@ class Contest:
                         self.bandwidth = found["bytes_per_s"] if found else None
                     answer = self._last(runner, json.dumps(requests.time(tokens, SAMPLES)), f"T={tokens}")
                     if answer is None:
+                        samples.pop(runner, None)
+                        continue
+                    if not answer["us"]:
+                        self.rows[runner].setdefault("no_room", []).append(tokens)
                         samples.pop(runner, None)
                         continue
                     samples.setdefault(runner, []).extend(answer["us"])
@@ -157,7 +161,7 @@ class Contest:
 
 
 def _has(row: dict[str, Any], tokens: int) -> bool:
-    return any(t["tokens"] == tokens for t in row.get("times", ()))
+    return tokens in row.get("no_room", ()) or any(t["tokens"] == tokens for t in row.get("times", ()))
 
 
 def verdict(cases: Iterable[dict[str, Any]]) -> tuple[str, str]:

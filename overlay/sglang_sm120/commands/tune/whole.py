@@ -64,8 +64,12 @@ def check(arguments: Any, shapes: Sequence[Shape]) -> dict[str, Any]:
         *(command.shapes_of(arguments.model_path, arguments.tp, arguments.ep) if arguments.model_path else []),
         *shapes,
     ]
+    if arguments.only == "tiles":
+        return command.check(every)
     layers = [jobs.layer_of(shape, arguments.tp, arguments.ep) for shape in every]
     found = runners.check(layers)
+    if arguments.only == "runners":
+        return found
     tiles = command.check(every)
     return tiles | {"runners": found, "errors": [*found["errors"], *tiles["errors"]]}
 
