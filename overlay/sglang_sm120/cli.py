@@ -96,12 +96,45 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     return _answer(document, arguments.json, verify.render)
 
 
+def _bench(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from sglang_sm120.commands import progress
+    from sglang_sm120.commands.bench import command as bench
+    from sglang_sm120.commands.bench import server, text
+
+    try:
+        if arguments.compare:
+            return _answer(text.compare(*arguments.compare), arguments.json, text.render)
+        with progress.bar() as shown:
+            document = bench.run(
+                arguments.url, arguments.concurrency, arguments.lengths, arguments.output, arguments.model_path, shown
+            )  # fmt: skip
+    except (server.ServerError, text.ReceiptError) as error:
+        return _say(error, arguments.json)
+    if arguments.receipt:
+        _write_receipt(arguments.receipt, document)
+    return _answer(document, arguments.json, text.render)
+
+
+def _report(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from pathlib import Path
+
+    from sglang_sm120.commands import interrupts, progress
+    from sglang_sm120.commands.report import command as report
+
+    with interrupts.restored(), progress.bar() as shown:
+        document = report.make(arguments, shown)
+    _write_receipt(arguments.out or Path(report.FILE), document)
+    return _answer(document, arguments.json, report.render)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "plan": _plan,
     "doctor": _doctor,
     "selftest": _selftest,
     "tune": _tune,
     "verify": _verify,
+    "bench": _bench,
+    "report": _report,
 }
 
 

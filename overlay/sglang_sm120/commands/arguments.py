@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
+from sglang_sm120.commands.bench import command as bench
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.commands.tune import whole
@@ -74,6 +75,8 @@ def parser() -> Parser:
     _add_selftest(commands)
     _add_tune(commands)
     _add_verify(commands)
+    _add_bench(commands)
+    _add_report(commands)
     top.commands = dict(commands.choices)
     return top
 
@@ -154,6 +157,43 @@ def _add_verify(commands: Any) -> None:
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
+def _add_bench(commands: Any) -> None:
+    p = commands.add_parser(
+        "bench",
+        help="SGLang's serving benchmark on a running server, over several loads; or compare two receipts",
+        description="Run SGLang's own serving benchmark against a server at several loads, with what the server says "
+        "of itself. The receipt holds no path, host, key or prompt.",
+    )
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--url", type=_url, help="of the server, as in http://127.0.0.1:30000")
+    which.add_argument("--compare", type=_path, nargs=2, metavar=("A", "B"), help="two receipts side by side instead")
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint, for its tokenizer")
+    for name, default, what in (
+        ("--concurrency", bench.CONCURRENCY, "sequences at once"),
+        ("--lengths", bench.LENGTHS, "tokens of a prompt"),
+    ):
+        text = ",".join(map(str, default))
+        p.add_argument(name, type=_counts, default=default, metavar="N,N", help=f"{what} ({text})")
+    p.add_argument("--output", type=_positive, default=bench.OUTPUT, metavar="N", help=f"of an answer ({bench.OUTPUT})")
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document there, and a picture beside it")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_report(commands: Any) -> None:
+    p = commands.add_parser(
+        "report",
+        help="doctor, selftest, tune and bench in one file, for an issue or a pull request",
+        description="What an issue or a pull request needs, in one file that holds no path, host, key or prompt.",
+    )
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint: its runners are measured")
+    p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="for the runners, at most (10)")
+    p.add_argument("--url", type=_url, help="a running server, which is benchmarked")
+    p.add_argument("--out", type=_path, metavar="FILE", help="default: sglang-sm120-report.json")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
 def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     """A converter whose ValueError argparse shows as it stands."""
 
@@ -195,6 +235,10 @@ def _above_zero(kind: Callable[[str], float], what: str) -> Callable[[str], floa
         return value
 
     return converted
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(_positive(word)) for word in text.split(","))
 
 
 _positive = _above_zero(int, "a positive whole number")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sglang_sm120 import gpu
+from sglang_sm120.commands.isolated import EndedError, Isolated
 from sglang_sm120.commands.tune import contest, runner_text, runners
-from sglang_sm120.commands.tune.isolated import EndedError, Isolated
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import Layer, Place

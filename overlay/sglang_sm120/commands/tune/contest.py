@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_sm120.commands.isolated import EndedError, Isolated
 from sglang_sm120.commands.tune import requests
-from sglang_sm120.commands.tune.isolated import EndedError, Isolated
 from sglang_sm120.moe.runner_tables import EQUAL_SCALES, RIGHT
 
 LIMIT = 600.0  # seconds without an answer after which a process hangs, where there is that much time

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from sglang_sm120 import gpu
 from sglang_sm120.checkpoint import format, headers_only
 from sglang_sm120.checkpoint.shares import expert_ranks
-from sglang_sm120.commands.tune.isolated import Isolated
+from sglang_sm120.commands.isolated import Isolated
 from sglang_sm120.commands.tune.requests import LayerRequest
 from sglang_sm120.kernels.sm120.tile_tables import Shape
 from sglang_sm120.moe import known_kernels

@@ -13,8 +13,6 @@ from typing import Any
 from sglang_sm120.upstream.server_flags import Role
 
 CHECKED = (1, 2, 3, 6, 16, 64, 256, 1024)  # tokens
-TIMED = tuple(2**n for n in range(14))  # 1 to 8192
-LAST = ("done", "refused", "failed")  # the words that end an answer
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_sm120.commands.progress import bar
 from sglang_sm120.commands.tune import command, jobs, runner_text, runners
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.kernels.sm120.tile_tables import Shape
@@ -43,8 +42,8 @@ def run(arguments: Any, shapes: Sequence[Shape], say: Callable[[str], None]) -> 
     if arguments.only != "tiles":
         wanted = jobs_of(shapes, arguments.model_path, arguments.tp, arguments.ep)
         out = None if arguments.only is None else arguments.out
-        with bar() as progress:
-            document = runners.run(wanted, arguments.minutes, arguments.runners or (), out, progress)
+        with bar() as shown:
+            document = runners.run(wanted, arguments.minutes, arguments.runners or (), out, shown)
         if arguments.only == "runners":
             return document
     left = (until - time.monotonic()) / 60
@@ -81,32 +80,3 @@ def render(document: dict[str, Any]) -> str:
     first = document.get("runners")
     text = command.render(document)
     return f"{runner_text.render(first)}\n\n{text}" if first else text
-
-
-@contextmanager
-def bar() -> Iterator[runners.Progress]:
-    """A bar on a terminal with what is running and how long it has left; a line for each step elsewhere."""
-    said: list[str] = []
-
-    def line(text: str, share: float, left: float) -> None:
-        if said[-1:] != [text]:
-            said[:] = [text]
-            minutes, seconds = divmod(max(0, round(left)), 60)
-            print(f"{100 * share:3.0f} %  {text}, {minutes}:{seconds:02d} left", file=sys.stderr, flush=True)
-
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield line
-        return
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]  # SGLang needs it; the overlay needs nothing
-    except ImportError:
-        yield line
-        return
-    with tqdm(total=100, file=sys.stderr, bar_format="{bar:16} {n:.0f} % {desc}", leave=False) as shown:
-
-        def move(text: str, share: float, left: float) -> None:
-            minutes, seconds = divmod(max(0, round(left)), 60)
-            shown.n = 100 * share
-            shown.set_description_str(f"{text}, {minutes}:{seconds:02d} left")
-
-        yield move

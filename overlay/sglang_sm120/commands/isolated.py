@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_sm120.commands import interrupts
-from sglang_sm120.commands.tune.requests import LAST
 
+LAST = ("done", "refused", "failed")  # the words that end an answer
 GRACE = 10.0  # seconds for a process that was told to end
 PATIENCE = 0.5  # seconds between looks at the clock
 _TAIL = 16384  # bytes of the log that may hold its last words
