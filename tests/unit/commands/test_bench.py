@@ -17,12 +17,11 @@ PRIVATE = ("/srv/alice", "alice", "s3cret", "127.0.0.1", "box-17.example", "Bear
 INFO = {
     "version": "0.5.23", "tp_size": 2, "moe_runner_backend": "sm120_triton", "speculative_algorithm": "EAGLE",
     "model_path": "/srv/alice/DeepSeek", "tokenizer_path": "/srv/alice/DeepSeek", "host": "box-17.example",
-    "api_key": "s3cret", "ssl_keyfile": "/srv/alice/key.pem", "served_model_name": "alice", "quantization": "/srv/alice",
-    "cuda_graph_bs_decode": [1, 2], "attention_backend": "alice@box-17.example", "chat_template": "Once upon",
+    "api_key": "s3cret", "ssl_keyfile": "/srv/alice/key.pem", "served_model_name": "alice",
+    "quantization": "/srv/alice", "cuda_graph_bs_decode": [1, 2], "attention_backend": "alice@box-17.example", "chat_template": "Once upon",
 }  # fmt: skip
-METRICS = (
-    'sglang_sm120_info{version="0.1.0",role="target",kernel="sm120_triton",patches="a,b",gpu="NVIDIA Test",pid="7"} 1\n'
-)
+LABELS = {"version": "0.1.0", "role": "target", "kernel": "sm120_triton", "patches": "a,b", "gpu": "NVIDIA Test"}
+METRICS = "sglang_sm120_info{" + ",".join(f'{name}="{value}"' for name, value in LABELS.items()) + ',pid="7"} 1\n'
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_a_server_that_dies_leaves_a_receipt_that_says_so(url, monkeypatch):
 def test_a_load_that_fails_is_named_and_the_others_go_on(url, monkeypatch):
     monkeypatch.setenv("FAKE_BENCH", "fails")
     document = measured(url)
-    assert document["errors"] == ["1024 prompt tokens, 2 at once: ValueError: tokenizer.json"] * 2
+    assert document["errors"] == ["1024 prompt tokens, 2 at once: ValueError: MODEL/tokenizer.json"] * 2
     assert [len(row["repeats"]) for row in document["loads"]] == [2, 0, 2]
 
 
