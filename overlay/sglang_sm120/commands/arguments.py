@@ -168,6 +168,12 @@ def _add_bench(commands: Any) -> None:
     which.add_argument("--url", type=_url, help="of the server, as in http://127.0.0.1:30000")
     which.add_argument("--compare", type=_path, nargs=2, metavar=("A", "B"), help="two receipts side by side instead")
     p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint, for its tokenizer")
+    _add_loads(p)
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document there, and a picture beside it")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_loads(p: Any) -> None:
     for name, default, what in (
         ("--concurrency", bench.CONCURRENCY, "sequences at once"),
         ("--lengths", bench.LENGTHS, "tokens of a prompt"),
@@ -175,8 +181,6 @@ def _add_bench(commands: Any) -> None:
         text = ",".join(map(str, default))
         p.add_argument(name, type=_counts, default=default, metavar="N,N", help=f"{what} ({text})")
     p.add_argument("--output", type=_positive, default=bench.OUTPUT, metavar="N", help=f"of an answer ({bench.OUTPUT})")
-    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document there, and a picture beside it")
-    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def _add_report(commands: Any) -> None:
@@ -190,6 +194,7 @@ def _add_report(commands: Any) -> None:
     p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
     p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="for the runners, at most (10)")
     p.add_argument("--url", type=_url, help="a running server, which is benchmarked")
+    _add_loads(p)
     p.add_argument("--out", type=_path, metavar="FILE", help="default: sglang-sm120-report.json")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 

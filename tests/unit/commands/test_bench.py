@@ -18,7 +18,8 @@ INFO = {
     "version": "0.5.23", "tp_size": 2, "moe_runner_backend": "sm120_triton", "speculative_algorithm": "EAGLE",
     "model_path": "/srv/alice/DeepSeek", "tokenizer_path": "/srv/alice/DeepSeek", "host": "box-17.example",
     "api_key": "s3cret", "ssl_keyfile": "/srv/alice/key.pem", "served_model_name": "alice",
-    "quantization": "/srv/alice", "cuda_graph_bs_decode": [1, 2], "attention_backend": "alice@box-17.example", "chat_template": "Once upon",
+    "quantization": "/srv/alice", "cuda_graph_bs_decode": [1, 2], "chat_template": "Once upon",
+    "attention_backend": "alice@box-17.example", "context_length": 4096,
 }  # fmt: skip
 LABELS = {"version": "0.1.0", "role": "target", "kernel": "sm120_triton", "patches": "a,b", "gpu": "NVIDIA Test"}
 METRICS = "sglang_sm120_info{" + ",".join(f'{name}="{value}"' for name, value in LABELS.items()) + ',pid="7"} 1\n'
@@ -91,6 +92,12 @@ def test_a_load_that_fails_is_named_and_the_others_go_on(url, monkeypatch):
     assert [len(row["repeats"]) for row in document["loads"]] == [2, 0, 2]
 
 
+def test_prompts_that_the_server_has_no_room_for_are_left_out(url):
+    document = bench.run(url, (1,), (8, 4096), 8, model=Path("/srv"), child=CHILD)
+    assert [row["prompt_tokens"] for row in document["loads"]] == [8]
+    assert document["left_out"] == ["4096 prompt tokens: the server takes 4096 in all"]
+
+
 def test_a_benchmark_that_dies_is_named(url):
     document = bench.run(url, (1,), (8,), model=Path("/srv"), child=[sys.executable, "-c", "print(1/0)"])
     assert "the benchmark crashed: exit status 1; ZeroDivisionError" in document["errors"][0]
@@ -129,7 +136,7 @@ def test_a_report_has_what_can_be_done_here_and_says_why_the_rest_is_left_out(tm
     monkeypatch.setattr(report.selftest, "render_any", lambda document: "right")
     monkeypatch.setitem(report._RENDER, "selftest", lambda document: "right")
     real = bench.run
-    monkeypatch.setattr(report.bench, "run", lambda url, **more: real(url, (1,), (8,), child=CHILD, **more))
+    monkeypatch.setattr(report.bench, "run", lambda url, *_loads, **more: real(url, (1,), (8,), child=CHILD, **more))
     monkeypatch.setenv("SGLANG_SM120_HOME", "/srv/alice/home")
     out = tmp_path / "report.json"
     assert cli.main(["report", "--url", url, "--out", str(out)]) in (0, 1)

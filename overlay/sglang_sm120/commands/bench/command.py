@@ -89,10 +89,14 @@ def run(
         "checkpoint": server.checkpoint(directory),
         "output_tokens": output,
         "loads": [],
+        "left_out": [],
         "complete": False,
         "errors": [],
     }
-    wanted = [(length, count) for length in lengths for count in concurrency]
+    room = about.get("context_length")
+    fitting = [length for length in lengths if not isinstance(room, int) or length + output < room]
+    document["left_out"] = [f"{n} prompt tokens: the server takes {room} in all" for n in lengths if n not in fitting]
+    wanted = [(length, count) for length in fitting for count in concurrency]
     with TemporaryDirectory(prefix="sglang-sm120-bench-") as work:
         benchmark = Benchmark(list(child) or [sys.executable, *CHILD], Path(work) / "log")
         try:

@@ -45,6 +45,7 @@ def render(document: dict[str, Any]) -> str:
     for row in document["loads"]:
         cells = "".join(f" {_number(value(row, key)):>9}" for key, _, _ in FIGURES)
         lines.append(f"  {row['prompt_tokens']:>6} {row['concurrency']:>7}{cells} {lost(row):>5}")
+    lines += [f"left out {what}" for what in document["left_out"]]
     return "\n".join(lines + [f"ERROR   {error}" for error in document["errors"]])
 
 

@@ -78,7 +78,8 @@ def _tune(arguments: argparse.Namespace, progress: Callable[..., None]) -> dict[
 def _bench(arguments: argparse.Namespace, progress: Callable[..., None]) -> dict[str, Any]:
     if arguments.url is None:
         raise server.ServerError("no server was named; --url URL measures one")
-    return bench.run(arguments.url, model=arguments.model_path, progress=progress)
+    loads = (arguments.concurrency, arguments.lengths, arguments.output)
+    return bench.run(arguments.url, *loads, model=arguments.model_path, progress=progress)
 
 
 def render(document: dict[str, Any]) -> str:
