@@ -2,10 +2,10 @@
 
     python benchmarks/e2e/runners.py --out DIR [--parts layers server] [--tp 2 1] [--minutes 4] [--caches DIR]
 
-Needs a GPU, and SGLang and sglang-sm120 in the interpreter's environment; no network. `layers` measures NVFP4 and MXFP4
-layers at each tensor-parallel size. `server` writes a small hybrid checkpoint, measures its layers, starts a server with
-EAGLE that follows that table, and runs `bench` and `report` against it. DIR gets the receipts, the tables in `home`, and
-what each process said in `home/tune-logs`. The tables are printed last.
+Needs a GPU, and SGLang and sglang-sm120 in the interpreter's environment; no network. `layers` measures NVFP4 and
+MXFP4 layers at each tensor-parallel size. `server` writes a small hybrid checkpoint, measures its layers, starts a
+server with EAGLE that follows that table, and runs `bench` and `report` against it. DIR gets the receipts, the tables in
+`home`, and what each process said in `home/tune-logs`. The tables are printed last.
 """
 
 from __future__ import annotations
