@@ -4,8 +4,8 @@
 
 Needs a GPU, and SGLang and sglang-sm120 in the interpreter's environment; no network. `layers` measures NVFP4 and
 MXFP4 layers at each tensor-parallel size. `server` writes a small hybrid checkpoint, measures its layers, starts a
-server with EAGLE that follows that table, and runs `bench` and `report` against it. DIR gets the receipts, the tables in
-`home`, and what each process said in `home/tune-logs`. The tables are printed last.
+server with EAGLE that follows that table, and runs `bench` and `report` against it. DIR gets the receipts, the tables
+in `home`, and what each process said in `home/tune-logs`. The tables are printed last.
 """
 
 from __future__ import annotations

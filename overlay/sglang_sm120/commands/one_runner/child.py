@@ -158,7 +158,9 @@ def _capture(tokens: int) -> None:
     graphs = [gpu_timing.captured(partial(layer.raw, c.x, c.ids, c.weights)) for c in drawn]
     here = layer.sizes.local_experts
     hit = [int(c.ids[(c.ids >= 0) & (c.ids < here)].unique().numel()) for c in drawn]
-    _graphs.update(tokens=tokens, graphs=graphs, cases=drawn, flush=gpu_timing.Flush(), hit=statistics.mean(hit))
+    _graphs.update(
+        tokens=tokens, graphs=graphs, cases=drawn, flush=gpu_timing.Flush(layer.device), hit=statistics.mean(hit)
+    )
 
 
 _graphs: dict[str, Any] = {}
