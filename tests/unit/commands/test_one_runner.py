@@ -1,5 +1,6 @@
 """The checks that a runner has to pass: what a right kernel may lose by rounding, and the faults that they must see."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,19 @@ from sglang_sm120.kernels.sm120 import fp4_moe
 
 CPU = torch.device("cpu")
 SIZES = Sizes(8, 256, 128, 2, 1, 1, 10.0, 1.5)
-TOKENS = (1, 2, 6, 64)
+TOKENS = (1, 2, 6)
 
 
+@pytest.fixture(autouse=True)
+def alone():
+    """Threads of small products would wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
 def experts(nvfp4=True, sizes=SIZES):
     made = RandomExperts(sizes, nvfp4, "layers.0", CPU)
     for _ in made.tensors():
@@ -43,9 +54,8 @@ def test_a_result_that_is_rounded_is_right(nvfp4):
     made = experts(nvfp4)
     rows = verdicts(changed(made), made, "bf16")
     assert wrong(rows) == []
-    names = ["uniform T=1", "uniform T=2", "shared T=2", "uniform T=6", "shared T=6", "uniform T=64", "shared T=64"]
-    special = [f"{kind} T={t}" for t in (6, 64) for kind in (("clamp", "gate and up apart") if nvfp4 else ("clamp",))]
-    assert list(rows) == names + special
+    names = ["uniform T=1", "uniform T=2", "shared T=2", "uniform T=6", "shared T=6", "clamp T=6"]
+    assert list(rows) == names + (["gate and up apart T=6"] if nvfp4 else [])
     assert all(row["repeats"] for row in rows.values())
 
 
@@ -89,7 +99,7 @@ def test_activations_in_nvfp4_stay_below_their_bound_and_above_that_of_mxfp8(mon
 def test_a_clamp_that_is_left_out_is_seen_whatever_the_activations_are(bound):
     made = experts()
     without = changed(made, sizes=Sizes(8, 256, 128, 2, 1, 1, None, 1.5))
-    assert {"clamp T=6", "clamp T=64"} <= set(wrong(verdicts(without, made, bound)))
+    assert "clamp T=6" in wrong(verdicts(without, made, bound, (6,)))
 
 
 @pytest.mark.parametrize("bound", list(checks.BOUNDS))
@@ -98,8 +108,8 @@ def test_gates_scale_for_up_is_seen_in_its_own_case_alone(bound):
     factors = made.factors.clone()
     factors[:, 1] = factors[:, 0]
     rows = verdicts(changed(made, factors=factors), made, bound)
-    assert wrong(rows) == ["gate and up apart T=6", "gate and up apart T=64"]
-    assert all(row["apart"] for name, row in rows.items() if name in wrong(rows))
+    assert wrong(rows) == ["gate and up apart T=6"]
+    assert rows["gate and up apart T=6"]["apart"]
 
 
 @pytest.mark.parametrize("bound", list(checks.BOUNDS))
@@ -109,7 +119,7 @@ def test_other_faults_are_seen(bound):
     unscaled = changed(made, sizes=Sizes(8, 256, 128, 2, 1, 1, 10.0, 1.0))
     swapped = changed(made, codes=(made.codes[0].roll(128, 1), made.codes[1]))
     for call in (unscaled, swapped):
-        assert len(wrong(verdicts(call, made, bound))) == len(TOKENS) * 2 - 1 + 4
+        assert len(wrong(verdicts(call, made, bound))) == len(TOKENS) * 2 - 1 + 2
 
     def one_token(x, ids, weights):
         y = right(x, ids, weights)
@@ -122,7 +132,7 @@ def test_other_faults_are_seen(bound):
         return y
 
     for call in (one_token, not_finite):
-        assert "uniform T=64" in wrong(verdicts(call, made, bound))
+        assert "uniform T=64" in wrong(verdicts(call, made, bound, (64,)))
 
 
 def test_a_layer_that_does_not_repeat_itself_is_seen():
@@ -141,12 +151,12 @@ def test_a_rank_of_expert_parallelism_sees_others_experts_and_padding():
     made = experts(sizes=sizes)
     rows = verdicts(changed(made), made, "bf16")
     assert wrong(rows) == []
-    assert {"padded T=6", "padded T=64"} <= set(rows)
+    assert "padded T=6" in rows
 
     def pads(x, ids, weights):
         return changed(made)(x, ids.clamp(min=0), weights)
 
-    assert {"padded T=6", "padded T=64"} <= set(wrong(verdicts(pads, made, "nvfp4")))
+    assert "padded T=6" in wrong(verdicts(pads, made, "nvfp4"))
 
 
 @pytest.mark.parametrize(("tp", "ep", "rows"), [(2, 1, 64), (2, 2, 128), (4, 2, 64)])
