@@ -95,9 +95,11 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
             declared = _declare("moe_runner_backend", "target", NAME, target)
+            _say(launch, "target", target)
             if launch.speculative is not None and _draft_is_ours():
                 draft = runners.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
+                _say(launch, "draft", draft)
                 _refuse_unpatched_schedulers(view, draft)  # a target of ours needs them too, and routing knows
                 _refuse_disabled(settings, launch, draft)
             else:
@@ -137,6 +139,12 @@ def _draft_is_ours() -> bool:
 def _declare(field: str, role: Role, patch: str, route: runners.Route) -> dict[str, str]:
     decisions.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: server_flags.flag_name(route.runner)}
+
+
+def _say(launch: Launch, role: Role, route: runners.Route) -> None:
+    """Log what `auto` follows, or that nothing was measured here."""
+    if launch.auto is not None:
+        decisions.once(("auto", role), f"MoE {role}: {route.runner or 'SGLang decides'}: {route.reason}")
 
 
 def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -> None:

@@ -43,12 +43,16 @@ def write(
     Raises:
         ValueError: kind or draft is none of these.
     """
+    return write_shape(directory, replace(SIZES[size], kind=kind, draft=draft, layers=layers), whole)
+
+
+def write_shape(directory: Path, shape: Shape, whole: bool = False) -> Path:
+    """Write one of any shape; arguments as for `write`."""
     directory.mkdir(parents=True, exist_ok=True)
-    shape = replace(SIZES[size], kind=kind, draft=draft, layers=layers)
     shards = (
         all_layouts(shape)
         if whole
-        else [_experts(shape, "layers.0", kind, 1), _experts(shape, "mtp.0", shape.draft_kind, 1)]
+        else [_experts(shape, "layers.0", shape.kind, 1), _experts(shape, "mtp.0", shape.draft_kind, 1)]
     )
     for file, layout in zip(format.files(directory, len(shards)), shards, strict=True):
         begin = format.header(layout)

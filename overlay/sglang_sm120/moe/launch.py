@@ -8,9 +8,11 @@ from typing import Any
 from sglang_sm120.checkpoint.expert_formats import Kind
 from sglang_sm120.checkpoint.inspection import Inspected
 from sglang_sm120.checkpoint.shares import expert_width
-from sglang_sm120.moe import known_kernels
+from sglang_sm120.moe import auto, known_kernels
+from sglang_sm120.moe.auto import Auto
 from sglang_sm120.moe.known_kernels import Format
 from sglang_sm120.moe.launch_files import Files
+from sglang_sm120.moe.runner_tables import Layer
 from sglang_sm120.settings import RUNNER, Settings
 from sglang_sm120.upstream import features, server_flags
 from sglang_sm120.upstream.protocols import ResolvedFlags
@@ -43,6 +45,9 @@ class Launch:
             runner does, which under DSpark is the target's.
         unreached: why the layers of a hybrid checkpoint cannot get our NVFP4 method; None where they can.
         invariant: a token's bits are not to depend on its batch: our variable or SGLang's deterministic inference.
+        auto: what `auto` follows where it was measured; None where it is fixed.
+        experts, top_k: routed experts of the target, and how many a token takes.
+        draft_experts, draft_top_k: a DSpark draft's own; None where they are the target's.
         default_reads_fp4_only: this SGLang's `auto` on SM120 is a runner for FP4 experts, whatever the experts are.
     """
 
@@ -72,11 +77,22 @@ class Launch:
     ids_per_layer: bool = True
     unreached: str | None = None
     invariant: bool = False
+    auto: Auto | None = None
+    experts: int = 0
+    top_k: int = 0
+    draft_experts: int | None = None
+    draft_top_k: int | None = None
 
     @property
     def rank_intermediate_size(self) -> int:
         """Columns of a routed expert that a rank holds."""
         return expert_width(self.moe_intermediate_size, self.tp, self.ep, self.moe_dp)
+
+    def layer(self, experts: Format, role: server_flags.Role) -> Layer:
+        """The target's or the draft's layer as a rank holds it, by which tables of runners name it."""
+        own = role == "draft"
+        counts = (own and self.draft_experts) or self.experts, (own and self.draft_top_k) or self.top_k
+        return Layer(experts, counts[0], self.hidden_size, self.rank_intermediate_size, counts[1], self.tp, self.ep)
 
     @property
     def fits_cutlass(self) -> bool:
@@ -120,6 +136,11 @@ def facts(server_args: Any, settings: Settings, files: Files, unreached: str | N
         ids_per_layer=features.numbers_experts_per_layer(),
         unreached=unreached,
         invariant=settings.batch_invariant or server_flags.is_deterministic(view),
+        auto=auto.of_launch(view) if settings.auto == "measured" else None,
+        experts=text.n_routed_experts,
+        top_k=text.num_experts_per_tok,
+        draft_experts=getattr(text, "dspark_n_routed_experts", None),
+        draft_top_k=getattr(text, "dspark_num_experts_per_tok", None),
     )
 
 

@@ -50,14 +50,19 @@ def nvfp4_working(launch: Launch) -> tuple[str, ...]:
     return tuple(r for r in offered if r not in missing and nvfp4_obstacle(launch, r) is None)
 
 
-def mxfp4_working(launch: Launch, of_target: bool = False) -> tuple[str, ...]:
-    """The runners to offer that this SGLang's flags and kernels have at this shape; DeepGEMM for targets alone."""
+def mxfp4_working(launch: Launch, of_target: bool = False, besides: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The runners that this SGLang's flags and kernels have at this shape: those to offer, and those named besides.
+
+    DeepGEMM is for targets alone.
+    """
     missing = set() if launch.takes_names else {RUNNER}
     if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
         missing.add("flashinfer_mxfp4")
     if not launch.deep_gemm_fp4 or not of_target:
         missing.add("deep_gemm")
-    return tuple(runner for runner in known_kernels.offered("mxfp4") if runner not in missing)
+    return tuple(
+        runner for runner in dict.fromkeys((*known_kernels.offered("mxfp4"), *besides)) if runner not in missing
+    )
 
 
 def require_mxfp4(launch: Launch, source: str, asked: str, converted: str | None, *, of_target: bool = False) -> None:

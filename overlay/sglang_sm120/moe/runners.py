@@ -5,12 +5,14 @@ Which runner has a kernel for a format is in `known_kernels`, what keeps a launc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_sm120.moe import known_kernels, refusals
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.refusals import RouteError
 from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
+from sglang_sm120.upstream.server_flags import Role
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
@@ -73,6 +75,12 @@ def _nvfp4_target(launch: Launch) -> Route:
         )
     if asked != "auto":
         return Route(None if source == TARGET_FLAG else asked, f"{source} {asked} was asked for")
+    allowed = [r for r in known_kernels.offered("nvfp4") if refusals.nvfp4_obstacle(launch, r) is None]
+    return _measured(launch, "nvfp4", "target", _fixed_nvfp4_target(launch), allowed)
+
+
+def _fixed_nvfp4_target(launch: Launch) -> Route:
+    """The target's runner where nobody asked for one and none was measured."""
     ours = refusals.nvfp4_obstacle(launch, RUNNER)
     if ours is None:
         return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
@@ -98,11 +106,29 @@ def _mxfp4_target(launch: Launch) -> Route:
         return Route(RUNNER, refusals.converted_by_loader(converted))
     if _must_be_ours(launch, asked):
         return Route(RUNNER, _INVARIANT)
-    if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
-        return Route(RUNNER if launch.takes_names else "marlin", refusals.cutlass_shapes(launch))
     if asked != "auto" and source != TARGET_FLAG:
         return Route(asked, f"{source} {asked} was asked for")
-    return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    fixed = Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    if asked != "auto" or launch.all_to_all != "none":
+        return fixed
+    if launch.cutlass_mxfp4 and not launch.fits_cutlass:
+        fixed = Route(RUNNER if launch.takes_names else "marlin", refusals.cutlass_shapes(launch))
+    allowed = refusals.mxfp4_working(launch, of_target=True, besides=("deep_gemm", "humming"))
+    return _measured(launch, "mxfp4", "target", fixed, allowed)
+
+
+def _measured(launch: Launch, experts: known_kernels.Format, role: Role, fixed: Route, allowed: Sequence[str]) -> Route:
+    """The fastest right runner of this GPU's table; `fixed` where that is the one, or where nothing was measured."""
+    if launch.auto is None:
+        return fixed
+    if launch.invariant:
+        allowed = [r for r in allowed if known_kernels.KERNELS[experts, r].varies is None]
+    stock = "flashinfer_mxfp4" if launch.cutlass_mxfp4 else "marlin"  # SGLang's own choice for MXFP4 on SM120
+    meant = fixed.runner or stock
+    choice = launch.auto.choose(launch.layer(experts, role), role, meant, allowed)
+    if choice.runner in (None, meant):
+        return Route(fixed.runner, f"{fixed.reason} ({choice.says()})")
+    return Route(choice.runner, choice.says())
 
 
 def _must_be_ours(launch: Launch, asked: str) -> bool:
@@ -148,8 +174,22 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
         theirs = (
             "SGLang's own choice for them is SM100 only" if launch.kind != "fp8" else "the target's runner reads FP8"
         )
-        return Route(RUNNER, f"the draft's experts are MXFP4; {theirs}")
+        fixed = Route(RUNNER, f"the draft's experts are MXFP4; {theirs}")
+        return _measured(launch, "mxfp4", "draft", fixed, _for_draft(launch)) if asked == "auto" else fixed
     return Route(asked, f"{source} {asked} was asked for")
+
+
+def _for_draft(launch: Launch) -> list[str]:
+    """The runners that an MXFP4 draft can have whose target's runner cannot be its own."""
+    found = [RUNNER]
+    for runner in refusals.mxfp4_working(launch):
+        try:
+            _refuse_other_ids(launch, DRAFT_FLAG, runner)
+        except RouteError:
+            continue
+        if runner in DRAFT_RUNNERS and runner != RUNNER:
+            found.append(runner)
+    return found
 
 
 def _asked_draft(launch: Launch) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sglang_sm120 import settings
+from sglang_sm120 import gpu, settings
 from sglang_sm120.commands.plan import (
     checkpoint_faults,
     complaints,
@@ -143,6 +143,12 @@ def resolve(arguments: Sequence[str]) -> Any:
     return server_args
 
 
+def _present(arch: str) -> str | None:
+    """This machine's GPU, where it is of that architecture or taken for one."""
+    here, assumed = gpu.detect(), os.environ.get(settings.ASSUME.name)
+    return here.name if here is not None and arch in (here.arch, assumed) else None
+
+
 def end_with_parent() -> None:
     """A command that is killed leaves no child behind. For a process that does nothing else; Linux."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -157,7 +163,7 @@ def main() -> int:
     os.dup2(2, 1)
     request = document.read_request(sys.stdin.read())
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    simulate.install(request.arch, request.memory_gib)
+    simulate.install(request.arch, request.memory_gib, _present(request.arch))
     with os.fdopen(answer_to, "w") as out:
         out.write(document.write(decide(request)))
     sys.stderr.flush()
