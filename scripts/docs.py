@@ -22,6 +22,7 @@ from scripts.pages import (
     bounds,
     decode_step,
     deep,
+    executed,
     judges,
     launches,
     messages,
@@ -53,6 +54,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "launches": launches.usual,
         "elsewhere": launches.elsewhere,
     },
+    "docs/PROOF.md": {"executed": executed.tiles, "sanitized": executed.sanitized},
     "docs/UPDATES.md": {"paths": updates.paths, "load-formats": updates.load_formats, "flags": updates.flags},
     "docs/TROUBLESHOOTING.md": {"index": messages.index},
     "docs/DECODE.md": {

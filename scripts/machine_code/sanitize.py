@@ -5,7 +5,7 @@
 
 Each code compiles once; then every tool runs the same calls in a process of its own, some at the same time. Counted are
 findings in the kernel package's kernels: torch's own copies, which initcheck reports while weights are prepared, are
-named and do not count. Exit status 1 when something was found, or a process did not run to its end.
+named and do not count. Exit status 1 when something was found, or a process did not run to its end in time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -86,24 +88,36 @@ def summary(text: str) -> int | None:
     return found[-1] if found else None
 
 
-def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, Any]:
+def output(command: list[str], env: dict[str, str], until: float) -> tuple[int, str]:
+    """Status and output of a process, which is killed at `until` (monotonic seconds) with all that it started."""
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    late = threading.Timer(max(0.0, until - time.monotonic()), os.killpg, (process.pid, signal.SIGKILL))
+    late.start()
+    text, _ = process.communicate()
+    late.cancel()
+    return process.returncode, text
+
+
+def calls(code: str, cache: str, tool: str | None, sanitizer: str, until: float) -> dict[str, Any]:
     """The calls under a tool; without one they only compile."""
     command = [sys.executable, str(CALLS), "--code", code]
     command = [sanitizer, "--tool", tool, "--print-limit", "100000", *command] if tool else [*command, "--compile"]
     paths = [str(ROOT / "overlay"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTHONPATH": os.pathsep.join(paths)}
     env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # so that each tensor's end is the end of its memory
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    names = re.search(r"^kernels: (.*)$", done.stdout, re.M)
-    mine, others, explained = findings(done.stdout, set(names[1].split()) if names else set(), tool)
-    row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in done.stdout, "status": done.returncode}
+    status, text = output(command, env, until)
+    names = re.search(r"^kernels: (.*)$", text, re.M)
+    mine, others, explained = findings(text, set(names[1].split()) if names else set(), tool)
+    row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in text, "status": status}
     row |= {"found": dict(mine), "elsewhere": dict(others), "explained": dict(explained)}
-    row |= {"counted_by_tool": summary(done.stdout)}
+    row |= {"counted_by_tool": summary(text)}
     row["kernels"] = sorted(set(names[1].split())) if names else []
     silent = tool is not None and row["counted_by_tool"] is None
     uncounted = bool(row["counted_by_tool"]) and not (mine or others or explained)
     row["ok"] = row["finished"] and not mine and not silent and not uncounted
-    return row | ({} if row["ok"] else {"output": done.stdout[-4000:]})
+    return row | ({} if row["ok"] else {"output": text[-4000:]})
 
 
 def told(row: dict[str, Any]) -> str:
@@ -138,8 +152,12 @@ def main() -> int:
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     parser.add_argument("--sanitizer", default=found, help="its program (%(default)s)")
     parser.add_argument("--out", type=Path, help="a receipt as JSON")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="after which what still runs is ended (%(default)s)"
+    )
     parser.add_argument("--at-once", type=int, default=6, help="processes on the GPU at the same time (%(default)s)")
     a = parser.parse_args()
+    until = time.monotonic() + 60 * a.minutes
     rows: list[dict[str, Any]] = []
     head = about() if a.out else {}
 
@@ -151,10 +169,10 @@ def main() -> int:
             a.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(a.at_once) as pool:
-        for row in pool.map(lambda code: calls(code, cache, None, a.sanitizer), a.codes):
+        for row in pool.map(lambda code: calls(code, cache, None, a.sanitizer, until), a.codes):
             keep(row)
         jobs = [(code, tool) for tool in a.tools for code in a.codes] if all(r["ok"] for r in rows) else []
-        for done in as_completed([pool.submit(calls, code, cache, tool, a.sanitizer) for code, tool in jobs]):
+        for done in as_completed([pool.submit(calls, code, cache, tool, a.sanitizer, until) for code, tool in jobs]):
             keep(done.result())
     return 0 if all(r["ok"] for r in rows) else 1
 
