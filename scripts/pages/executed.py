@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120.commands.selftest.sm120_code.compiling import sources_digest
+from sglang_sm120.commands.selftest.sm120_code.compiling import kernel_digest
 
 RECEIPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "receipts"
 
@@ -21,7 +21,7 @@ def tiles() -> str:
     receipt = _receipt("h200-sm120-code")
     runs = [f"{sum(t['ok'] for t in r['tiles'])} of {r['arch']} on Triton {r['triton']}" for r in receipt["runs"]]
     text = f"{' and '.join(runs)}, {receipt['date']}"
-    return text if receipt["sources"] == sources_digest() else f"{text}; the kernel's sources have changed since"
+    return text if receipt["kernel"] == kernel_digest() else f"{text}; the kernel has changed since"
 
 
 def sanitized() -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .compiling import ARCHITECTURES, SMS, require_sm90, sources_digest
+from .compiling import ARCHITECTURES, SMS, kernel_digest, require_sm90, sources_digest
 from .substitute import RETARGETED, SUBSTITUTIONS
 from .tritons import found_in
 
@@ -52,6 +52,7 @@ def run(
         "planned_for": {str(sms): name for sms, name in SMS.items()},
         "substitutions": [{"name": s.name, "section": s.section, "states": s.states} for s in SUBSTITUTIONS],
         "sources": sources_digest(),
+        "kernel": kernel_digest(),
         "times": TIMES,
     }
     with tempfile.TemporaryDirectory(prefix="sm120-code-") as scratch:
