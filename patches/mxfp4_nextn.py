@@ -9,7 +9,7 @@ from typing import Any
 from sglang_sm120.moe import decisions, known_kernels, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.choose import mxfp4_method, nvfp4_method
-from sglang_sm120.patches.targets import LOADER_STEP, METHOD_BASE
+from sglang_sm120.patches.targets import EXPERT_LOADER, LOADER_STEP, METHOD_BASE
 from sglang_sm120.patching import on_import, replace, still_reached
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import RUNNER, Settings
@@ -96,30 +96,7 @@ PATCH = Patch(
         Target(_MODULE, "HybridFp8NvFp4Config.get_quant_method", releases.spans({"0.5.14": "8af8902d04d2"})),
         METHOD_BASE,
         LOADER_STEP,
-        Target(
-            f"{_MOE}.fused_moe_triton.layer",
-            "FusedMoE._load_w13",
-            releases.spans(
-                {
-                    "0.5.14": "6b1b7ef722cf",
-                    "0.5.17": "68b59455c452",
-                    "0.5.22": "29fe5ae6f155",
-                    "0.5.23": "bf86ce803d20",
-                }
-            ),
-        ),
-        Target(
-            f"{_MOE}.fused_moe_triton.layer",
-            "FusedMoE._load_w2",
-            releases.spans(
-                {
-                    "0.5.14": "5a275392ae88",
-                    "0.5.17": "ae7d0a1f71a1",
-                    "0.5.22": "ec2066cb6e6b",
-                    "0.5.23": "b364fabcf302",
-                }
-            ),
-        ),
+        *EXPERT_LOADER,
         Target(f"{_MOE}.fused_moe_triton.layer", "FusedMoE.run_moe_core", releases.spans({"0.5.14": "60b109b1f358"})),
         Target(
             f"{_MOE}.token_dispatcher.standard",

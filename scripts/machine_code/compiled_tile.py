@@ -211,9 +211,8 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     return {
         "triton": triton.__version__, "arch": f"sm_{arch}a", "format": config["format"], "kernel": config["kernel"],
         "mode": config["mode"],
-        "tile": f"{tile.rows}x{tile.tokens}{', two steps' * (tile.unroll == 2)}{', rest' * config.get('rest', False)}",
-        "warps": tile.warps,
-        "stages": tile.stages, "wide": config["many"],
+        "tile": f"{tile.rows}x{tile.tokens}{', two steps' * (tile.unroll == 2)}", "warps": tile.warps,
+        "stages": tile.stages, "wide": config["many"], "rest": config.get("rest", False),
         "mma": dict(mmas), "scaled_mma": any("QMMA" in i and "SF" in i for i in instructions),
         "instructions_per_weight": round(len(loop) / weights, 2), "registers": registers,
         "spills": stack + sum(opcode(i).startswith(("LDL", "STL")) for i in instructions), "shared": smem,

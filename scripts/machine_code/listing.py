@@ -14,7 +14,8 @@ MOST = ("instructions_per_weight", "registers", "spills", "shared", "sync_loads"
 
 def name(row: Row) -> str:
     """Weights, activations and tile, as the tables name them."""
-    return f"{weights(row)} {row['mode']} {row['tile']}{' wide' if row['wide'] else ''}"
+    wide = " wide, with a rest" if row.get("rest") else " wide" if row["wide"] else ""
+    return f"{weights(row)} {row['mode']} {row['tile']}{wide}"
 
 
 def weights(row: Row) -> str:

@@ -18,7 +18,7 @@ def compiled() -> list[Row]:
 def worst() -> str:
     """The worst figure of each tile, over releases of Triton, targets and both products."""
     found = []
-    for group in grouped(compiled(), ("format", "mode", "tile", "wide", "warps")):
+    for group in grouped(compiled(), ("format", "mode", "tile", "wide", "rest", "warps")):
         most = [max(row[what] for row in group) for what in MOST]
         copies = "yes" if all(row["weight_copies_16b"] for row in group) else "NO"
         ctas = min(row["ctas_per_sm"] for row in group)

@@ -32,30 +32,39 @@ def _naive_product(
     tl.store(o_ptr + offs, acc.to(tl.bfloat16), mask=t[:, None] == 0)
 
 
-class Naive:
-    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes, a program per route, eager around."""
+class TwoProducts:
+    """A program per route and 64 rows, eager around; a subclass has the product of its format."""
 
     def __init__(self, weights: Weights, shared: Shared) -> None:
         self.weights = weights
 
+    def product(self, second: bool, x: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, top_k: int) -> None:
+        """out [routes, N] = each route's expert, its first or second matrix, times row route // top_k of x."""
+        raise NotImplementedError
+
     def call(self, case: Case) -> Call:
         x, ids, probabilities = case
-        w13, s13, w2, s2 = self.weights
-        routes, rows, hidden = ids.numel(), w13.shape[1], x.shape[1]
+        routes, rows, hidden = ids.numel(), self.weights[0].shape[1], x.shape[1]
         if routes > 1024:
             raise ValueError("one program row per route: not timed above 1024 routes")
         both = torch.empty(routes, rows, dtype=x.dtype, device=x.device)
         out = torch.empty(routes, hidden, dtype=x.dtype, device=x.device)
 
         def run() -> torch.Tensor:
-            _naive_product[(rows // 64, routes)](
-                x, w13, s13, both, ids, rows, K=hidden, TOP_K=ids.shape[1], BN=64, BK=step_of(hidden)
-            )  # fmt: skip
+            self.product(False, x, both, ids, ids.shape[1])
             gate, up = both.chunk(2, -1)
             middle = torch.nn.functional.silu(gate.clamp(max=CLAMP)) * up.clamp(-CLAMP, CLAMP)
-            _naive_product[(hidden // 64, routes)](
-                middle, w2, s2, out, ids, hidden, K=rows // 2, TOP_K=1, BN=64, BK=step_of(rows // 2)
-            )  # fmt: skip
+            self.product(True, middle, out, ids, 1)
             return (out.view(*ids.shape, hidden) * probabilities[..., None]).sum(1)
 
         return run
+
+
+class Naive(TwoProducts):
+    """The first thing one writes: `tl.dot_scaled` on the checkpoint's bytes."""
+
+    def product(self, second: bool, x: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, top_k: int) -> None:
+        w, s = self.weights[2:] if second else self.weights[:2]
+        (routes, rows), columns = out.shape, x.shape[1]
+        options = {"K": columns, "TOP_K": top_k, "BN": 64, "BK": step_of(columns)}
+        _naive_product[(rows // 64, routes)](x, w, s, out, ids, rows, **options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from workload import Case, Weights
 
-from .common import CLAMP, Call, Shared, step_of
+from .common import step_of
+from .naive import TwoProducts
 
 
 @triton.jit
@@ -44,31 +44,13 @@ def _naive_product(
     tl.store(o_ptr + offs, acc.to(tl.bfloat16), mask=t[:, None] == 0)
 
 
-class NaiveNvfp4:
-    """A program per route and 64 rows, eager around."""
+class NaiveNvfp4(TwoProducts):
+    """Of the first matrix gate's and up's rows have global scales of their own."""
 
-    def __init__(self, weights: Weights, shared: Shared) -> None:
-        self.weights = weights
-
-    def call(self, case: Case) -> Call:
-        x, ids, probabilities = case
-        w13, s13, g13, w2, s2, g2 = self.weights
-        s13, s2 = s13.view(torch.float8_e4m3fn), s2.view(torch.float8_e4m3fn)
-        routes, rows, hidden = ids.numel(), w13.shape[1], x.shape[1]
-        if routes > 1024:
-            raise ValueError("one program row per route: not timed above 1024 routes")
-        both = torch.empty(routes, rows, dtype=x.dtype, device=x.device)
-        out = torch.empty(routes, hidden, dtype=x.dtype, device=x.device)
-
-        def run() -> torch.Tensor:
-            _naive_product[(rows // 64, routes)](
-                x, w13, s13, g13, both, ids, rows, rows // 2, K=hidden, TOP_K=ids.shape[1], BN=64, BK=step_of(hidden)
-            )  # fmt: skip
-            gate, up = both.chunk(2, -1)
-            middle = torch.nn.functional.silu(gate.clamp(max=CLAMP)) * up.clamp(-CLAMP, CLAMP)
-            _naive_product[(hidden // 64, routes)](
-                middle, w2, s2, g2, out, ids, hidden, hidden, K=rows // 2, TOP_K=1, BN=64, BK=step_of(rows // 2)
-            )  # fmt: skip
-            return (out.view(*ids.shape, hidden) * probabilities[..., None]).sum(1)
-
-        return run
+    def product(self, second: bool, x: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, top_k: int) -> None:
+        w, s, g = self.weights[3:] if second else self.weights[:3]
+        (routes, rows), columns = out.shape, x.shape[1]
+        options = {"K": columns, "TOP_K": top_k, "BN": 64, "BK": step_of(columns)}
+        per_global = rows if second else rows // 2
+        scales = s.view(torch.float8_e4m3fn)
+        _naive_product[(rows // 64, routes)](x, w, scales, g, out, ids, rows, per_global, **options)

@@ -23,7 +23,7 @@ _LARGEST_INT32 = 2**31 - 1
 
 
 class Sm120MoEMethod(FusedMoEMethodBase):
-    """Experts that the Triton kernel runs; a subclass names the format and makes its parameters.
+    """Experts that the Triton kernel runs; a subclass names the format.
 
     Args:
         prefix: module name of the layer, for messages.
@@ -34,6 +34,7 @@ class Sm120MoEMethod(FusedMoEMethodBase):
     # The kernel multiplies by routed_scaling_factor itself; top-k must not.
     fuse_routed_scaling_factor_in_topk = False
     load_up_proj_weight_first = False
+    format: type[ExpertFormat]
 
     def __init__(self, prefix: str, activation: str = "bf16", *, batch_invariant: bool = False) -> None:
         self.prefix = prefix
@@ -42,16 +43,40 @@ class Sm120MoEMethod(FusedMoEMethodBase):
         self.role = server_flags.role(prefix)
         self.has_run = False
 
-    def check_layer(self, hidden: int, inter: int, dtype: torch.dtype) -> None:
-        """Raise ValueError unless the kernel takes a rank's widths and the model's type."""
-        for name, size in (("hidden_size", hidden), ("intermediate size", inter)):
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the format's parameters, under the names and in the layout of the checkpoint.
+
+        Their loaders report to the ledger from now on.
+
+        Args:
+            num_experts: experts that this rank holds, E.
+            hidden_size: H, a multiple of 32.
+            intermediate_size_per_partition: I of this rank, a multiple of 32.
+            params_dtype: the model's dtype; bfloat16.
+            extra_weight_attrs: `weight_loader` and what else SGLang attaches.
+
+        Raises:
+            ValueError: a width is not a multiple of 32, or the model is not bfloat16.
+        """
+        for name, size in (("hidden_size", hidden_size), ("intermediate size", intermediate_size_per_partition)):
             if size % MULTIPLE:
                 raise ValueError(f"{self.prefix}: {name} of a rank is {size}; {RUNNER} needs a multiple of {MULTIPLE}")
-        if dtype != torch.bfloat16:
-            raise ValueError(f"{self.prefix}: the model runs in {dtype}; {RUNNER} needs --dtype bfloat16")
-
-    def adopt(self, layer: torch.nn.Module, form: ExpertFormat) -> None:
-        """Take charge of the parameters that the layer has: their loaders report to the ledger from now on."""
+        if params_dtype != torch.bfloat16:
+            raise ValueError(f"{self.prefix}: the model runs in {params_dtype}; {RUNNER} needs --dtype bfloat16")
+        form = self.format()
+        for short, rows, columns in (
+            ("w13", 2 * intermediate_size_per_partition, hidden_size),
+            ("w2", hidden_size, intermediate_size_per_partition),
+        ):
+            form.add_parameters(layer, short, (num_experts, rows, columns), extra_weight_attrs)
         self.experts = ExpertWeights(self.prefix, form, layer)
         for name in form.parameters:
             parameter = getattr(layer, name)

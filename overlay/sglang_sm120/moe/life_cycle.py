@@ -22,7 +22,7 @@ from sglang_sm120.upstream.protocols import MoeLayer
 
 
 class ExpertFormat(Protocol):
-    """What the life cycle asks of a format.
+    """What a layer and its life cycle ask of a format.
 
     Attributes:
         name: for messages.
@@ -36,6 +36,11 @@ class ExpertFormat(Protocol):
     parameters: tuple[str, ...]
     wide_are: str
     narrow_are: str
+
+    def add_parameters(
+        self, layer: torch.nn.Module, name: str, shape: tuple[int, int, int], attributes: dict[str, Any]
+    ) -> None:
+        """Make the parameters of w13 or w2, of experts, rows and columns, with SGLang's attributes."""
 
     def fill_dummy(self, layer: torch.nn.Module) -> None:
         """Give parameters in the checkpoint's layout values that keep activations small."""

@@ -28,6 +28,15 @@ class Mxfp4Format:
     wide_are = "have scales outside 2^-27 to 2^65"
     narrow_are = "with scales inside that range"
 
+    def add_parameters(
+        self, layer: torch.nn.Module, name: str, shape: tuple[int, int, int], attributes: dict[str, Any]
+    ) -> None:
+        """The codes and scales of w13 or w2."""
+        *outer, columns = shape
+        scales = torch.full((*outer, columns // GROUP), UNFILLED, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        register(layer, f"{name}_weight", torch.empty(*outer, columns // 2, dtype=torch.int8), attributes)
+        register(layer, f"{name}_weight_scale_inv", scales, attributes | _BLOCK_SCALE)
+
     def fill_dummy(self, layer: torch.nn.Module) -> None:
         """A small scale everywhere: the codes may be anything."""
         for name in _SCALES:
@@ -68,34 +77,4 @@ class Mxfp4Format:
 class Sm120Mxfp4MoEMethod(Sm120MoEMethod):
     """Triton MXFP4 experts (`sm120_triton`)."""
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Register the four parameters under the names and in the layout of the checkpoint.
-
-        Args:
-            num_experts: experts that this rank holds, E.
-            hidden_size: H, a multiple of 32.
-            intermediate_size_per_partition: I of this rank, a multiple of 32.
-            params_dtype: the model's dtype; bfloat16.
-            extra_weight_attrs: `weight_loader` and what else SGLang attaches.
-
-        Raises:
-            ValueError: a width is not a multiple of 32, or the model is not bfloat16.
-        """
-        self.check_layer(hidden_size, intermediate_size_per_partition, params_dtype)
-        rows13, inter = 2 * intermediate_size_per_partition, intermediate_size_per_partition
-        for name, rows, columns in (("w13", rows13, hidden_size), ("w2", hidden_size, inter)):
-            codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.int8)
-            scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)
-            register(layer, f"{name}_weight", codes, extra_weight_attrs)
-            register(
-                layer, f"{name}_weight_scale_inv", scales.view(torch.float8_e8m0fnu), extra_weight_attrs | _BLOCK_SCALE
-            )
-        self.adopt(layer, Mxfp4Format())
+    format = Mxfp4Format

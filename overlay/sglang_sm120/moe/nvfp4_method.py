@@ -38,6 +38,25 @@ class Nvfp4Format:
     wide_are = "are no lossless cast of MXFP4"
     narrow_are = "that are one"
 
+    def add_parameters(
+        self, layer: torch.nn.Module, name: str, shape: tuple[int, int, int], attributes: dict[str, Any]
+    ) -> None:
+        """The codes, scales and multipliers of w13 (gate's and up's) or w2, and no copy of them in another layout.
+
+        `input_scale` is what a kernel for NVFP4 activations would need. The checkpoint has it, so the loader looks for
+        its place; nothing reads it, and a checkpoint without it loads.
+        """
+        *outer, columns = shape
+        experts, halves = shape[0], (2,) if name == "w13" else ()
+        everywhere = int(layer.num_experts)  # on all ranks: SGLang gives this scale global expert numbers
+        scales = torch.full((*outer, columns // GROUP), UNFILLED, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        factors = torch.full((experts, *halves), torch.nan, dtype=torch.float32)
+        inputs = torch.ones(everywhere, *halves, dtype=torch.float32)
+        register(layer, f"{name}_weight", torch.empty(*outer, columns // 2, dtype=torch.uint8), attributes)
+        register(layer, f"{name}_weight_scale", scales, attributes | {"quant_method": "block"})
+        register(layer, f"{name}_weight_scale_2", factors, attributes | {"quant_method": "tensor"})
+        register(layer, f"{name}_input_scale", inputs, attributes | {"_sglang_require_global_experts": True})
+
     def fill_dummy(self, layer: torch.nn.Module) -> None:
         """Small scales everywhere: the codes may be anything."""
         for name in _SCALES:
@@ -93,40 +112,4 @@ class Nvfp4Format:
 class Sm120Nvfp4MoEMethod(Sm120MoEMethod):
     """Triton NVFP4 experts (`sm120_triton`), W4A16."""
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Register the parameters under the names and in the layout of the checkpoint, and no copy in another one.
-
-        `input_scale` is what a kernel for NVFP4 activations would need. The checkpoint has it, so the loader looks for
-        its place; nothing reads it, and a checkpoint without it loads.
-
-        Args:
-            num_experts: experts that this rank holds, E.
-            hidden_size: H, a multiple of 32.
-            intermediate_size_per_partition: I of this rank, a multiple of 32.
-            params_dtype: the model's dtype; bfloat16.
-            extra_weight_attrs: `weight_loader` and what else SGLang attaches.
-
-        Raises:
-            ValueError: a width is not a multiple of 32, or the model is not bfloat16.
-        """
-        self.check_layer(hidden_size, intermediate_size_per_partition, params_dtype)
-        inter, attributes, f32 = intermediate_size_per_partition, extra_weight_attrs, torch.float32
-        block, tensor = attributes | {"quant_method": "block"}, attributes | {"quant_method": "tensor"}
-        of_all = attributes | {"_sglang_require_global_experts": True}
-        everywhere = int(layer.num_experts)  # on all ranks: SGLang gives this scale global expert numbers
-        for name, rows, columns, halves in (("w13", 2 * inter, hidden_size, (2,)), ("w2", hidden_size, inter, ())):
-            codes = torch.empty(num_experts, rows, columns // 2, dtype=torch.uint8)
-            scales = torch.full((num_experts, rows, columns // GROUP), UNFILLED, dtype=torch.uint8)
-            register(layer, f"{name}_weight", codes, attributes)
-            register(layer, f"{name}_weight_scale", scales.view(torch.float8_e4m3fn), block)
-            register(layer, f"{name}_weight_scale_2", torch.full((num_experts, *halves), torch.nan, dtype=f32), tensor)
-            register(layer, f"{name}_input_scale", torch.ones(everywhere, *halves, dtype=f32), of_all)
-        self.adopt(layer, Nvfp4Format())
+    format = Nvfp4Format
