@@ -30,7 +30,9 @@ from benchmarks.reports.commit import commit
 
 PROMPTS = [client.prompt(24, 400 + n) for n in range(16)]  # the first is the one that is compared
 NEW_TOKENS = 9
-INFO = "model.forward_batch_info."
+# SGLang's dump ends a forward at the module that its variable names; DeepSeek-V4's own model is not called as a module.
+LAST = "logits_processor"
+INFO = f"{LAST}.forward_batch_info."
 SETTLE = 2.0  # seconds for the last file of a request
 
 
@@ -75,7 +77,7 @@ def first_difference(one: dict[str, Any], row_one: int, other: dict[str, Any], r
 
     counts = [len(found[INFO + "input_ids"].flatten()) for found in (one, other)]
     for name in one:
-        if not name.startswith("model.") or name.startswith(INFO) or name not in other:
+        if not name.startswith("model.") or name not in other:
             continue
         parts = zip(row(one[name], row_one, counts[0]), row(other[name], row_other, counts[1]), strict=False)
         for a, b in parts:
@@ -146,8 +148,10 @@ def main() -> int:
     models, folder = a.models or a.out / "models", a.out / "forwards"
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write(models, a.kind, 0, ())
-    flags = (*(() if a.no_flag else DETERMINISTIC), *EAGER, "--debug-tensor-dump-output-folder", str(folder))
-    launch = Launch("first-difference", a.kind, "every module's output", env=INVARIANT, flags=flags)
+    flags = (*(() if a.no_flag else DETERMINISTIC), *EAGER, "--disable-overlap-schedule")
+    flags += ("--debug-tensor-dump-output-folder", str(folder))
+    env = INVARIANT | {"TENSOR_DUMP_TOP_LEVEL_MODULE_NAME": LAST}
+    launch = Launch("first-difference", a.kind, "every module's output", env=env, flags=flags)
     server = Server(launch, checkpoints.path(models, a.kind, 0), a.port, a.out, a.caches or a.out / "caches")
     document = {"schema": 1, "kind": "first-difference", "date": time.strftime("%Y-%m-%d", time.gmtime())}
     document |= {"commit": a.commit or commit(), "gpu": gpu(["0"]), "versions": versions()}

@@ -58,12 +58,12 @@ def forward(path, ids, places, **outputs):
 
 
 def test_the_first_module_that_depends_on_the_batch_is_named(tmp_path):
-    """The other request comes first, with the same token elsewhere; what follows the difference is not named."""
+    """Another request's row comes first; what follows the difference is not named."""
     before, value = torch.ones(1, 4), torch.full((1, 4), 0.5)
     alone = forward(tmp_path / "Pass0.pt", [7], [3], norm=before, attn=value, gate=value)
     both = torch.cat([before * 9, before])
     apart = torch.cat([value, value + 0.25])
-    together = forward(tmp_path / "Pass1.pt", [7, 7], [9, 3], norm=both, attn=apart, gate=apart)
+    together = forward(tmp_path / "Pass1.pt", [5, 7], [3, 3], norm=both, attn=apart, gate=apart)
     found = first_difference.compared([alone], [together], {3: 7})
     assert found == [{"phase": "decode", "module": "model.attn", "tokens": 1, "largest": 0.25}]
     assert first_difference.compared([alone], [alone], {3: 7})[0]["module"] == "none"
