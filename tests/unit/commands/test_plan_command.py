@@ -68,5 +68,5 @@ def test_what_sglang_chose_beside_moe_is_shown(asked, tmp_path):
     model = headers_only.write(tmp_path / "model", "hybrid-nvfp4", "nextn")
     made = command.make(model, ["--tp", "2"], "sm120")
     (line,) = [line for line in command.render(made).splitlines() if line.startswith("not MoE ")]
-    assert line.endswith("dsv4, sparse MLA by FlashInfer, indexer by TileLang; ranks without NVLink sum by NCCL")
+    assert line.endswith("attention dsv4, sparse MLA FlashInfer, indexer TileLang, all-reduce NCCL")
     assert (asked[0].head, asked[0].arch) == (None, "sm120")
