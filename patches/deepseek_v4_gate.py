@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_sm120.checkpoint import inspection
-from sglang_sm120.moe import decisions, known_kernels, runners, stock
+from sglang_sm120.moe import decisions, invariance, known_kernels, launch_files, refusals, runners, stock
 from sglang_sm120.moe import launch as launch_of
 from sglang_sm120.moe.decisions import Decision
 from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.launch_files import Files
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
 from sglang_sm120.settings import DISABLE, RUNNER, Settings
@@ -27,6 +28,7 @@ _REGISTRY, _HOOKS, _IMPERATIVE = f"{_GROUPS}.overrides", f"{_GROUPS}.resolution_
 _ARGS = "sglang.srt.server_args"
 NAME_PATCH = "runner_name"
 DRAFT_PATCH = "mxfp4_nextn"  # makes the draft's layer what is resolved here
+logger = logging.getLogger("sglang_sm120")
 _installed = False
 _decided: Any = None  # the flags that our provider saw last
 
@@ -86,16 +88,18 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
         if view.device != "cuda":
             return {}
         still_reached.require()
-        _refuse_damaged(view)
+        files = _files(view, server_flags.resolving_model_config(server_args).hf_text_config)
         _decided = server_args
-        launch = launch_of.facts(server_args, settings, _unreached(view, settings))
+        launch = launch_of.facts(server_args, settings, files, _unreached(view, settings))
         try:
             target = runners.route_target(launch)
             _refuse_disabled(settings, launch, target)
             declared = _declare("moe_runner_backend", "target", NAME, target)
+            _say(launch, "target", target)
             if launch.speculative is not None and _draft_is_ours():
                 draft = runners.route_draft(launch)
                 declared |= _declare("speculative_moe_runner_backend", "draft", DRAFT_PATCH, draft)
+                _say(launch, "draft", draft)
                 _refuse_unpatched_schedulers(view, draft)  # a target of ours needs them too, and routing knows
                 _refuse_disabled(settings, launch, draft)
             else:
@@ -103,8 +107,11 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             _refuse_moved_weights(
                 view, RUNNER in (target.runner, launch.target_runner), RUNNER in (draft.runner, launch.draft_runner)
             )
-        except runners.RouteError as error:
+        except refusals.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
+        attention = [invariance.ATTENTION] if server_flags.is_deterministic(view) else []
+        for said in attention + invariance.varying(launch, target, draft if launch.speculative is not None else None):
+            logger.warning(f"sglang-sm120: {said}")
         return declared
 
     return sm120_moe_runners
@@ -132,6 +139,12 @@ def _draft_is_ours() -> bool:
 def _declare(field: str, role: Role, patch: str, route: runners.Route) -> dict[str, str]:
     decisions.decide("resolution", Decision(role, route.runner, route.runner and patch, route.reason))
     return {} if route.runner is None else {field: server_flags.flag_name(route.runner)}
+
+
+def _say(launch: Launch, role: Role, route: runners.Route) -> None:
+    """Log what `auto` follows, or that nothing was measured here."""
+    if launch.auto is not None:
+        decisions.once(("auto", role), f"MoE {role}: {route.runner or 'SGLang decides'}: {route.reason}")
 
 
 def _refuse_disabled(settings: Settings, launch: Launch, route: runners.Route) -> None:
@@ -166,17 +179,17 @@ def _refuse_moved_weights(view: ResolvedFlags, target_is_ours: bool, draft_is_ou
             )
 
 
-def _refuse_damaged(view: ResolvedFlags) -> None:
-    """Stop before SGLang reads experts in a format that they do not have."""
-    directory = Path(view.model_path)
-    if view.load_format == "dummy" or not directory.is_dir():
-        return
+def _files(view: ResolvedFlags, text: Any) -> Files:
+    """The checkpoints of the launch; stop before SGLang reads what they do not have."""
+    states = {name: str(state.status) for name, state in records.STATES.items()}
     try:
-        problems = inspection.inspect(directory).problems
+        files, problems = launch_files.read(view, states)
     except inspection.CheckpointError as error:
         raise SystemExit(f"sglang-sm120: {error}") from error
+    problems += launch_files.count_problems(view, text)
     if problems:
-        raise SystemExit(f"sglang-sm120: {directory}: {'; '.join(problems)}")
+        raise SystemExit(f"sglang-sm120: {'; '.join(problems)}")
+    return files
 
 
 def _refuse_unpatched_schedulers(view: ResolvedFlags, draft: runners.Route) -> None:

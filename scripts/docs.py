@@ -18,7 +18,23 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.markdown import WHOLE, replaced
-from scripts.pages import launches, messages, planned, races, records, selftests, server_run, servers, tiles, updates
+from scripts.pages import (
+    bounds,
+    decode_step,
+    deep,
+    executed,
+    judges,
+    launches,
+    messages,
+    planned,
+    races,
+    records,
+    selftests,
+    server_run,
+    servers,
+    tiles,
+    updates,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 Part = Callable[[], str]
@@ -38,8 +54,14 @@ PARTS: dict[str, dict[str, Part]] = {
         "launches": launches.usual,
         "elsewhere": launches.elsewhere,
     },
+    "docs/PROOF.md": {"executed": executed.tiles, "sanitized": executed.sanitized},
     "docs/UPDATES.md": {"paths": updates.paths, "load-formats": updates.load_formats, "flags": updates.flags},
     "docs/TROUBLESHOOTING.md": {"index": messages.index},
+    "docs/DECODE.md": {
+        "families": decode_step.families,
+        "floors": decode_step.floors,
+        "programs": decode_step.programs,
+    },
     "docs/E2E.md": {
         "before-after": servers.before_after,
         "comparisons": servers.comparisons,
@@ -53,10 +75,13 @@ PARTS: dict[str, dict[str, Part]] = {
         "ranks": races.summary,
         "nvfp4": races.summary_nvfp4,
         "missed": races.missed,
+        "steps": deep.steps,
+        "families": deep.families,
+        "judges": judges.sentence,
     },
     "benchmarks/receipts/h200-tables.md": {WHOLE: races.tables},
     "kernels/sm120/README.md": {"sources": tiles.sources, "tiles": tiles.worst},
-    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything},
+    "kernels/sm120/MACHINE_CODE.md": {"tiles": tiles.everything, "prefill": bounds.prefill},
 }
 for _run in server_run.receipts():
     PARTS[f"benchmarks/receipts/e2e/{_run}.md"] = {WHOLE: lambda run=_run: server_run.page(run)}

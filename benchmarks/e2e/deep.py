@@ -6,6 +6,7 @@ Needs a GPU with room for LAYERS layers of 256 experts (3.4 to 3.6 GB each). Wei
 answers mean nothing, times and kernels of a step do not depend on them. Servers run one after the other. A step's time
 is the difference of greedy requests of 144 and 16 new tokens over 128, the lowest of three each, so prefill and HTTP
 are not in it. DIR/deep.json is the receipt: every request's seconds, and the kernels of ten profiled steps by name.
+Dummy weights send tokens of a batch to nearly the same experts: fewer are read than a trained router would choose.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay"))  # only
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.e2e import client
+from benchmarks.e2e.receipt import clean
 from benchmarks.e2e.results import gpu, versions
 from benchmarks.e2e.servers.launches import MARLIN, OFF, OURS_TOO, Launch
 from benchmarks.e2e.servers.server import Server
@@ -98,9 +100,8 @@ def profile(url: str, batch: int, directory: Path) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(seconds, url, batch, 400, 7)
         time.sleep(0.6)
-        client.post(
-            url, "/start_profile", {"output_dir": str(directory), "num_steps": PROFILED, "activities": ["GPU"]}, 60
-        )
+        asked = {"output_dir": str(directory), "num_steps": PROFILED, "activities": ["GPU"]}
+        client.http(f"{url}/start_profile", asked, 60)
         load.result()
     for _ in range(60):
         traces = sorted(directory.rglob("*.trace.json.gz"))
@@ -148,7 +149,8 @@ def serve(launch: Launch, out: Path, caches: Path, layers: int, port: int, until
     if not model.exists():
         headers_only.write(model, launch.kind, "nextn", layers=layers)
     server = Server(launch, model, port, out, caches)
-    row: dict[str, Any] = {"says": launch.says, "command": server.command, "ready_s": server.wait_ready(until - 30)}
+    command = ["python", *map(clean, server.command[1:])]
+    row: dict[str, Any] = {"says": launch.says, "command": command, "ready_s": server.wait_ready(until - 30)}
     try:
         if row["ready_s"] is not None:
             row |= measure(server, out, until)

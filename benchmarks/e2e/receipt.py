@@ -32,8 +32,8 @@ _TIME = re.compile(r"^\[[\d:]+\] ")
 _PATHS = (
     (re.compile(r"[\w./+-]*/site-packages/"), ""),
     (re.compile(r"/[\w./+-]*/(?=(?:sglang|flashinfer|torch|triton|tilelang|sglang_sm120)/)"), ""),
-    (re.compile(r"/[\w./+-]*/(?=(?:hybrid-nvfp4|mxfp4|fp8)-(?:\d|dspark|cast|corrupt|missing))"), "MODELS/"),
-    (re.compile(r"/[\w./+-]*/(?=target_plugin)"), "benchmarks/e2e/"),
+    (re.compile(r"/[\w./+-]*/(?=(?:hybrid-nvfp4|mxfp4|fp8)-(?:\d|dspark|cast|corrupt|missing)|model-\w)"), "MODELS/"),
+    (re.compile(r"/[\w./+-]*/(?=sm120_code_plugin)"), "benchmarks/e2e/"),
     (re.compile(r"/[\w./+-]*/full(?=[/'\"]|$)"), "FULL"),
     (re.compile(r"/[\w./+-]*/python3?(?:\.\d+)?(?= )|^/\S*/python3?(?:\.\d+)?$"), "python"),
 )

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay"))  # only the servers need it installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.e2e import client, faults, workloads
+from benchmarks.e2e import client, determinism, faults, workloads
 from benchmarks.e2e import updates as changing
 from benchmarks.e2e.results import as_expected, comparisons, gpu, versions
 from benchmarks.e2e.servers import gpus, ports
@@ -125,6 +125,9 @@ def main() -> int:
         order = {first(launch.name): n for n, launch in enumerate(launches)}
         run.results = dict(sorted(run.results.items(), key=lambda item: order[first(item[0])]))
         document |= {"servers": run.results, "comparisons": comparisons(run.results), "left_out": run.left_out}
+        document["determinism"] = determinism.findings(run.results)
+        for line in determinism.lines(document["determinism"]):
+            run.say(line)
         document["seconds"] = round(time.monotonic() - run.begun, 1)
         (a.out / "result.json").write_text(json.dumps(document, indent=1) + "\n")
     wrong = [n for n, r in run.results.items() if not as_expected(r)]

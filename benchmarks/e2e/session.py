@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.e2e import checkpoints, client, faults
+from benchmarks.e2e import checkpoints, client, determinism, faults
 from benchmarks.e2e.servers import gpus, ports
 from benchmarks.e2e.servers.launches import DUMMY, Launch
 from benchmarks.e2e.servers.server import Server, group_of
@@ -162,6 +162,10 @@ class Run:
             result["verify"] = self.verify(server.url)
         elif launch.text:
             missing.append("verify")
+        if launch.texts_of:
+            result["texts_of"] = launch.texts_of
+            result["texts"] = determinism.ask(server.url, self.start_by)
+            missing += [part for part in determinism.PARTS if part not in result["texts"]]
         if missing:
             self.leave_out(launch.name, f"questions ({', '.join(missing)}): it was ready too late")
         result["outcome_after_requests"] = "serves" if server.is_alive() else "ended"

@@ -3,19 +3,21 @@
 
     PYTHONPATH=overlay python3 benchmarks/kernels/bench_moe.py --rows table --rehearse 12 --out receipt.json
     … bench_moe.py --format nvfp4 --shapes v4-flash-tp1,v4-flash-tp2 --routings uniform --rehearse 12
+    … bench_moe.py --rows first,routings,rest --rehearse 12 --budget 900    every shape: what says most comes first
 
 Both products, activation, sorting and reduction are inside the timed region. Each contestant's output is checked
 against float64 on the same weights before its time counts, for the shape and in each row. A row's graph holds several
 calls with their own experts and inputs, so that weights come from DRAM; contestants take turns, one replay each, until
 all have their samples. Floor: bytes of the experts hit plus input and output over this run's copy bandwidth, or
-operations over its matrix-product rate, whichever is larger. The result is a receipt with versions, commit and raw
-samples.
+operations over its matrix-product rate, whichever is larger. The result is a receipt with versions, commit, raw
+samples and the rows that the budget left out; it is written anew after each shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import platform
 import statistics
@@ -30,37 +32,19 @@ import torch
 import triton
 import workload
 from contestants import CLAMP, CONTESTANTS, versions
+from profiles import PROFILES, TOKENS, Row, rows_asked
 
 from sglang_sm120.kernels.sm120 import fp4_moe as moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.reports import short
 from benchmarks.reports.commit import commit
 
 TOLERANCE = {"ours mxfp8": 8e-2}  # relative L2; two e4m3 roundings cost about 5e-2
 DEFAULT_TOLERANCE = 1e-2  # bf16 intermediates; Marlin's own is 4.7e-3
 CHECKED_TOKENS = 16  # before a shape's rows
 ROW_CHECKED_TOKENS = 4  # in each row, for other kernels run at other token counts
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
-V4_FLASH = ("v4-flash-tp1", "v4-flash-tp2", "v4-flash-tp4", "v4-flash-tp8")
-Row = tuple[str, str, int]  # shape, routing, tokens
-
-
-def rows_of(shapes: list[str], routings: list[str], tokens: list[int]) -> list[Row]:
-    return [(s, r, t) for s in shapes for r in routings for t in tokens]
-
-
-PROFILES = {
-    "table": [
-        row
-        for shape in V4_FLASH
-        for row in (
-            *rows_of([shape], ["uniform"], list(TOKENS)),
-            *rows_of([shape], ["speculative", "skewed"], [t for t in TOKENS if t <= 256]),
-        )
-    ],
-    "shapes": rows_of([s for s in workload.SHAPES if s not in V4_FLASH], ["uniform"], [1, 4, 16, 64, 256, 4096]),
-}
 
 
 class Check:
@@ -153,6 +137,10 @@ def host_cost(contestant: Any, case: workload.Case, calls: int = 100) -> float:
     return best
 
 
+def out_of_time(deadline: float) -> bool:
+    return time.time() > deadline
+
+
 def line(row: dict[str, Any], names: list[str]) -> str:
     cells = [
         f"{row['us'][n]:9.1f} ({row['floor_us'] / row['us'][n]:.2f})" if n in row["us"] else " " * 16 for n in names
@@ -176,7 +164,7 @@ def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, 
         print(f"  {name}: failed: {why}")
     print(" " * 56 + "  ".join(f"{n:>16.16s}" for n in contestants), flush=True)
     for key in rows:
-        if time.time() > options.deadline:
+        if out_of_time(options.deadline):
             raise TimeoutError
         samples = options.samples if key[2] <= 256 else min(options.samples, 7)
         row = time_row(key, contestants, weights, receipt, samples)
@@ -187,7 +175,9 @@ def run_shape(shape: str, rows: list[Row], names: list[str], receipt: dict[str, 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", choices=workload.FORMATS, default="mxfp4", help="of the weights")
-    parser.add_argument("--rows", choices=PROFILES, help="a set of rows, of which --shapes picks those of its shapes")
+    parser.add_argument(
+        "--rows", help=f"sets of rows in turn, of which --shapes picks those of its shapes: {', '.join(PROFILES)}"
+    )
     parser.add_argument("--shapes", help="or: all; default: all of --rows, else V4-Flash at TP1, TP2 and TP4")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--routings", default=",".join(workload.ROUTINGS))
@@ -198,19 +188,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--commit", default="", help="recorded in the receipt; default: git's")
     parser.add_argument("--out", default="bench_moe.json")
     return parser.parse_args()
-
-
-def rows_asked(options: argparse.Namespace) -> list[Row]:
-    """Raises SystemExit for a shape that there is not, or that --rows has no row of."""
-    shapes = None if options.shapes in (None, "all") else options.shapes.split(",")
-    known = dict.fromkeys(row[0] for row in PROFILES[options.rows]) if options.rows else workload.SHAPES
-    for shape in shapes or ():
-        if shape not in known:
-            raise SystemExit(f"--shapes names {shape!r}, expected some of {', '.join(known)}")
-    if options.rows:
-        return [row for row in PROFILES[options.rows] if shapes is None or row[0] in shapes]
-    chosen = shapes or (list(workload.SHAPES) if options.shapes else list(V4_FLASH[:3]))
-    return rows_of(chosen, options.routings.split(","), [int(t) for t in options.tokens.split(",")])
 
 
 def names_asked(options: argparse.Namespace) -> list[str]:
@@ -225,11 +202,32 @@ def names_asked(options: argparse.Namespace) -> list[str]:
     return names
 
 
+def rehearsed(rows: list[Row], names: list[str], receipt: dict[str, Any], options: argparse.Namespace) -> None:
+    """Contestants that end in an error or a crash are known, and left out, before anything is timed."""
+    if not options.rehearse:
+        return
+    begun = time.time()
+    seconds = (options.deadline - begun) / 2
+    failed = rehearsal.rehearse(rows, names, options.rehearse, options.format, seconds)
+    for shape, why in failed.items():
+        receipt["failed"].setdefault(shape, {}).update(why)
+    print(f"rehearsed in {time.time() - begun:.0f} s: {failed}", flush=True)
+
+
+def save(receipt: dict[str, Any], sets: list[list[Row]], options: argparse.Namespace, begun: float) -> None:
+    """Write the receipt with what was not run, whole at any moment."""
+    done = [(r["shape"], r["routing"], r["tokens"]) for r in receipt["rows"]]
+    receipt["not_run"] = [row for rows in sets for row in rows if row not in done]
+    receipt["seconds"] = time.time() - begun
+    partial = Path(f"{options.out}.partial")
+    partial.write_text(json.dumps(receipt))
+    partial.replace(options.out)
+
+
 def main() -> int:
     options, begun = parsed(), time.time()
     options.deadline = begun + options.budget
-    names = names_asked(options)
-    rows = rows_asked(options)
+    names, sets = names_asked(options), rows_asked(options)
     receipt: dict[str, Any] = {
         "schema": 2, "kind": "bench_moe", "format": options.format, "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -238,25 +236,25 @@ def main() -> int:
         "units": {"us": "median of raw, microseconds a call"}, "errors": {}, "host_us": {}, "failed": {}, "rows": [],
     }  # fmt: skip
     try:
-        if options.rehearse:
-            receipt["failed"] = rehearsal.rehearse(rows, names, options.rehearse, options.format)
-            print(f"rehearsed in {time.time() - begun:.0f} s: {receipt['failed']}", flush=True)
         receipt |= {"copy_bandwidth": workload.copy_bandwidth(), "matmul_rate": workload.matmul_rate()}
         print(
             f"{receipt['gpu']}: copy {receipt['copy_bandwidth'] / 1e12:.2f} TB/s, "
             f"bf16 {receipt['matmul_rate'] / 1e12:.0f} TFLOP/s"
         )
-        for shape in dict.fromkeys(r[0] for r in rows):
-            run_shape(shape, [r for r in rows if r[0] == shape], names, receipt, options)
-            gc.collect()
-            torch.cuda.empty_cache()
-            print(f"{time.time() - begun:.0f} s", flush=True)
+        torch.cuda.empty_cache()  # the rehearsals need the memory
+        for rows in sets:
+            rehearsed(rows, names, receipt, options)
+            for shape, group in itertools.groupby(rows, lambda row: row[0]):
+                run_shape(shape, list(group), names, receipt, options)
+                gc.collect()
+                torch.cuda.empty_cache()
+                print(f"{time.time() - begun:.0f} s", flush=True)
+                save(receipt, sets, options, begun)
     except TimeoutError:
         print("budget spent: the rest was not run")
     finally:
-        receipt["seconds"] = time.time() - begun
-        with open(options.out, "w") as f:
-            json.dump(receipt, f)
+        save(receipt, sets, options, begun)
+    print(short.table(receipt))
     return int(not receipt["rows"])
 
 

@@ -46,10 +46,17 @@ def memory_of(shape: str) -> float:
 
 
 def rehearse(
-    rows: Iterable[tuple[str, str, int]], names: list[str], width: int, weights: str = "mxfp4"
+    rows: Iterable[tuple[str, str, int]],
+    names: list[str],
+    width: int,
+    weights: str = "mxfp4",
+    seconds: float = float("inf"),
 ) -> dict[str, dict[str, str]]:
-    """Run all jobs, at most `width` at once and within the memory. Returns shape -> contestant -> why it failed."""
-    waiting = sorted(jobs_of(rows, names), key=lambda job: -memory_of(job[0]))
+    """Run all jobs, at most `width` at once and within the memory. Returns shape -> contestant -> why it failed.
+
+    seconds: after which no further job begins; what these would have compiled is then compiled in the race.
+    """
+    waiting, until = jobs_of(rows, names), time.time() + seconds
     running: list[dict[str, Any]] = []
     failed: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as logs:
@@ -58,6 +65,9 @@ def rehearse(
             for job in list(waiting):
                 if running and (len(running) >= width or used + memory_of(job[0]) > MEMORY):
                     continue
+                if time.time() > until:
+                    waiting.clear()
+                    break
                 waiting.remove(job)
                 used += memory_of(job[0])
                 running.append(started(*job, Path(logs) / str(len(waiting)), weights))

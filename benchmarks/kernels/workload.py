@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 DEVICE = "cuda"
+RANKS = (1, 2, 4, 8)
+MODELS = {  # experts, hidden, intermediate, top_k, tensor-parallel sizes
+    "v4-flash": (256, 4096, 2048, 6, RANKS),
+    "v4-pro": (384, 7168, 3072, 6, RANKS),
+    "v4.1-flash": (384, 5120, 2304, 6, RANKS),
+    "v4.1-dspark": (128, 5120, 2304, 3, RANKS),  # a stage of V4.1-Flash's draft
+    "reap-144": (144, 4096, 2048, 6, RANKS[:1]),  # V4-Flash with experts pruned away
+    "reap-160": (160, 4096, 2048, 6, RANKS[:1]),
+    "reap-180": (180, 4096, 2048, 6, RANKS[:1]),
+}
 SHAPES = {  # experts, hidden, intermediate of one rank, top_k
-    "v4-flash-tp1": (256, 4096, 2048, 6),
-    "v4-flash-tp2": (256, 4096, 1024, 6),
-    "v4-flash-tp4": (256, 4096, 512, 6),
-    "v4-flash-tp8": (256, 4096, 256, 6),
-    "v4-pro-tp1": (384, 7168, 3072, 6),
-    "v4-pro-tp2": (384, 7168, 1536, 6),
-    "v4-pro-tp4": (384, 7168, 768, 6),
-    "v4-pro-tp8": (384, 7168, 384, 6),
-    "v4.1-flash-tp1": (384, 5120, 2304, 6),
-    "v4.1-flash-tp2": (384, 5120, 1152, 6),
-    "v4.1-flash-tp4": (384, 5120, 576, 6),
-    "v4.1-flash-tp8": (384, 5120, 288, 6),
+    f"{model}-tp{tp}": (experts, hidden, inter // tp, top_k)
+    for model, (experts, hidden, inter, top_k, ranks) in MODELS.items()
+    for tp in ranks
 }
 ROUTINGS = ("uniform", "skewed", "speculative")
 COLD_ROUTES = 64  # up to so many routes, the calls of one graph share no expert

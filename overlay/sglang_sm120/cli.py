@@ -47,7 +47,7 @@ def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     try:
         with interrupts.restored():
             if arguments.sm120_code:
-                document = selftest.run_sm120_code(arguments.triton, arguments.lean, _progress)
+                document = selftest.run_sm120_code(arguments.triton, arguments.lean, arguments.minutes, _progress)
             else:
                 document = selftest.run(arguments.device, arguments.full, _progress)
     except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
@@ -66,25 +66,24 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.checkpoint.inspection import CheckpointError
     from sglang_sm120.commands import interrupts
     from sglang_sm120.commands.tune import command as tune
+    from sglang_sm120.commands.tune import runners, whole
 
+    shapes = list(arguments.shapes or [])
     try:
-        shapes = list(arguments.shapes or [])
-        if arguments.model_path:
-            shapes += tune.shapes_of(arguments.model_path, arguments.tp)
         if arguments.check:
-            return _answer(tune.check(shapes), arguments.json, tune.render)
+            return _answer(whole.check(arguments, shapes), arguments.json, whole.render)
         with interrupts.restored():
-            document = tune.run(
-                shapes, arguments.tokens, arguments.minutes, arguments.routing, arguments.out, _progress
-            )  # fmt: skip
-    except (tune.TuneError, CheckpointError) as error:
+            document = whole.run(arguments, shapes, _progress)
+    except (tune.TuneError, runners.RunnersError, CheckpointError) as error:
         return _say(error, arguments.json)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torch's, out of memory among them
         return _say(f"tune cannot run: {error}{_hint(error)}", arguments.json)
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
-    return _answer(document, arguments.json, tune.render)
+    if arguments.receipt:
+        _write_receipt(arguments.receipt, document)
+    return _answer(document, arguments.json, whole.render)
 
 
 def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
@@ -97,12 +96,45 @@ def _verify(arguments: argparse.Namespace, _flags: list[str]) -> int:
     return _answer(document, arguments.json, verify.render)
 
 
+def _bench(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from sglang_sm120.commands import progress
+    from sglang_sm120.commands.bench import command as bench
+    from sglang_sm120.commands.bench import server, text
+
+    try:
+        if arguments.compare:
+            return _answer(text.compare(*arguments.compare), arguments.json, text.render)
+        with progress.bar() as shown:
+            document = bench.run(
+                arguments.url, arguments.concurrency, arguments.lengths, arguments.output, arguments.model_path, shown
+            )  # fmt: skip
+    except (server.ServerError, text.ReceiptError) as error:
+        return _say(error, arguments.json)
+    if arguments.receipt:
+        _write_receipt(arguments.receipt, document)
+    return _answer(document, arguments.json, text.render)
+
+
+def _report(arguments: argparse.Namespace, _flags: list[str]) -> int:
+    from pathlib import Path
+
+    from sglang_sm120.commands import interrupts, progress
+    from sglang_sm120.commands.report import command as report
+
+    with interrupts.restored(), progress.bar() as shown:
+        document = report.make(arguments, shown)
+    _write_receipt(arguments.out or Path(report.FILE), document)
+    return _answer(document, arguments.json, report.render)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "plan": _plan,
     "doctor": _doctor,
     "selftest": _selftest,
     "tune": _tune,
     "verify": _verify,
+    "bench": _bench,
+    "report": _report,
 }
 
 
@@ -120,6 +152,16 @@ def _hint(error: Exception) -> str:
     """What to install where a package that brings the kernel's is missing."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     return "; install SGLang, which brings it: pip install sglang" if missing in ("torch", "triton") else ""
+
+
+def _write_receipt(file: Path, document: dict[str, Any]) -> None:
+    """The document without the place of this machine's files. An OSError is `main`'s."""
+    import json
+
+    from sglang_sm120 import files
+
+    files.write_whole(file, json.dumps(files.shareable(document), indent=1) + "\n")
+    _progress(f"Receipt: {file}; to share it, add it to benchmarks/receipts/")
 
 
 def _progress(line: str) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Any
+
+_PATH = re.compile(r"(?<![\w:/.<])~?(?:/[^\s/'\":,;()\]\[]+)+/?")  # not a URL's
 
 
 def user_home() -> Path | None:
@@ -30,3 +34,12 @@ def write_whole(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def shareable(value: Any) -> Any:
+    """A document for others: the last part of each path, whether it is a value, a word of a command or within text."""
+    if isinstance(value, dict):
+        return {key: shareable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shareable(item) for item in value]
+    return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], value) if isinstance(value, str) else value

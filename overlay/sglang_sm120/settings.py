@@ -14,9 +14,11 @@ from typing import Literal, cast, get_args
 RUNNER = "sm120_triton"
 DraftRunner = Literal["auto", "sm120_triton", "flashinfer_mxfp4", "marlin"]
 Activation = Literal["bf16", "mxfp8"]
+AutoRunner = Literal["measured", "fixed"]
 TargetRunner = Literal["auto", "sm120_triton", "flashinfer_cutlass", "marlin", "flashinfer_mxfp4"]
 DRAFT_RUNNERS: tuple[DraftRunner, ...] = get_args(DraftRunner)
 TARGET_RUNNERS: tuple[TargetRunner, ...] = get_args(TargetRunner)
+AUTOS: tuple[AutoRunner, ...] = get_args(AutoRunner)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 SM12X = ("sm120", "sm121")
 
@@ -48,12 +50,26 @@ TARGET_MOE = Variable(
     f"MoE kernel of the target where `--moe-runner-backend` does not say; `auto` means `{RUNNER}` for NVFP4 experts, "
     "and SGLang's choice for the others",
 )
+AUTO = Variable(
+    "SGLANG_SM120_AUTO",
+    "measured",
+    AUTOS,
+    "what `auto` means where `sglang-sm120 tune` has measured this GPU, SGLang, layer and parallel sizes: the fastest "
+    "right runner (`measured`), or the same as without (`fixed`)",
+)
 ACTIVATION = Variable(
     "SGLANG_SM120_ACTIVATION",
     "bf16",
     ACTIVATIONS,
     f"activations of `{RUNNER}`: `bf16` keeps them (W4A16), `mxfp8` quantises them to e4m3 with e8m0 scales (W4A8; "
     "MXFP4 layers only)",
+)
+BATCH_INVARIANT = Variable(
+    "SGLANG_SM120_BATCH_INVARIANT",
+    "0",
+    ("0", "1"),
+    f"`1`: with `{RUNNER}` a token has the same bits whatever else is in the batch, `auto` means `{RUNNER}` for MXFP4 "
+    "experts too, and SGLang's `--enable-deterministic-inference` starts",
 )
 ACCEPT_DRIFT = Variable(
     "SGLANG_SM120_ACCEPT_DRIFT",
@@ -68,7 +84,7 @@ ASSUME = Variable(
     SM12X,
     "treat the present GPU as that architecture when routing MoE layers (for testing)",
 )
-VARIABLES = (OFF, DISABLE, TARGET_MOE, DRAFT_MOE, ACTIVATION, ACCEPT_DRIFT, ASSUME)
+VARIABLES = (OFF, DISABLE, TARGET_MOE, DRAFT_MOE, AUTO, ACTIVATION, BATCH_INVARIANT, ACCEPT_DRIFT, ASSUME)
 
 
 class SettingError(ValueError):
@@ -84,6 +100,8 @@ class Settings:
     target_runner: TargetRunner = "auto"
     draft_runner: DraftRunner = "auto"
     activation: Activation = "bf16"
+    batch_invariant: bool = False
+    auto: AutoRunner = "measured"
     accept_drift: bool = False
     assume: str | None = None
     warnings: tuple[str, ...] = ()
@@ -133,7 +151,9 @@ def read(patch_names: Iterable[str], environment: Mapping[str, str] | None = Non
         disabled=_names(DISABLE, env, tuple(patch_names)),
         target_runner=cast(TargetRunner, _choice(TARGET_MOE, env)),
         draft_runner=cast(DraftRunner, _choice(DRAFT_MOE, env)),
+        auto=cast(AutoRunner, _choice(AUTO, env)),
         activation=cast(Activation, _choice(ACTIVATION, env)),
+        batch_invariant=_choice(BATCH_INVARIANT, env) == "1",
         accept_drift=_choice(ACCEPT_DRIFT, env) == "1",
         assume=_choice(ASSUME, env) or None,
         warnings=_near_misses(env),

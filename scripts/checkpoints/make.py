@@ -1,7 +1,7 @@
 """Write a random DeepSeek-V4 checkpoint that SGLang serves: real widths, few layers, with its draft.
 
     python scripts/checkpoints/make.py OUT [--kind mxfp4|hybrid-nvfp4|fp8] [--draft nextn|dspark] [--layers N]
-                                      [--experts 32] [--cast] [--small] [--seed 0]
+                                      [--draft-format mxfp4|fp8] [--experts 32] [--cast] [--small] [--seed 0]
 
 Every tensor of the published layout is there, so SGLang's own loader and its checks run on it. The same arguments give
 the same bytes, whatever the number of threads. Beside this package only numpy is needed. Without `--layers` there are
@@ -117,8 +117,9 @@ def _nextn(shape: Shape) -> list[list[Tensor]]:
 
 def _dspark(shape: Shape) -> list[list[Tensor]]:
     """The stages of a DSpark draft; the first reads the target's layers, the last has the heads."""
+    own = replace(shape, experts=shape.draft_experts or shape.experts, top_k=shape.draft_top_k or shape.top_k)
     stages = [
-        Block(shape, f"mtp.{stage}.", 0, hashed=False, kind=shape.draft_kind) for stage in range(shape.draft_blocks)
+        Block(own, f"mtp.{stage}.", 0, hashed=False, kind=shape.draft_kind) for stage in range(shape.draft_blocks)
     ]
     stages[0].fp8("main_proj", shape.hidden, shape.hidden * len(shape.watched))
     stages[0].ones("main_norm.weight", shape.hidden)
@@ -200,6 +201,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=KINDS, default="mxfp4")
     parser.add_argument("--draft", choices=DRAFTS, default="nextn")
+    parser.add_argument("--draft-format", choices=KINDS, help="of the draft's experts, where it is not the usual one")
     parser.add_argument("--cast", action="store_true", help="NVFP4 as a lossless cast of MXFP4")
     parser.add_argument("--small", action="store_true", help="widths of a test, not of a real model")
     parser.add_argument("--threads", type=int, default=8)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_sm120.checkpoint import format
-from sglang_sm120.checkpoint.format import BLOCK, COMPRESSED, Shape
+from sglang_sm120.checkpoint.format import COMPRESSED, Shape
 
 HYPER = 4  # copies of the residual stream (hyper-connections)
 # Root mean squares of the random codes: e2m1 over all 16, e4m3 over the 32 magnitudes from 0.25 to 3.75.
@@ -142,7 +142,8 @@ class Block:
         self._with_scale(name, size, size, lambda _: np.eye(size, dtype=np.uint8) * diagonal, round(np.log2(value)))
 
     def _with_scale(self, name: str, rows: int, columns: int, codes: Fill, exponent: int) -> None:
-        blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+        block = self.shape.block
+        blocks = (-(-rows // block), -(-columns // block))
         self.add(f"{name}.weight", "F8_E4M3", (rows, columns), codes)
         self.add(f"{name}.scale", "F8_E8M0", blocks, _constant(np.full(blocks, 127 + exponent, dtype=np.uint8)))
 
@@ -193,7 +194,7 @@ class Block:
     def _expert(self, name: str, kind: str, rows: int, columns: int, gain: float) -> None:
         """One matrix of a routed expert: in every format e2m1 codes times 2^exponent or twice that, per 32 values."""
         exponent = round(np.log2(gain / (_RMS_E2M1 * 1.6 * columns**0.5)))  # 1.6: mean size of the random scales
-        full = self.prefix + name
+        full, block = self.prefix + name, self.shape.block
 
         def packed(stream: Stream) -> np.ndarray:
             return _bytes(stream(f"{full}.weight"), rows, columns // 2)
@@ -217,7 +218,7 @@ class Block:
                 "weight_scale_2": _constant(whole),
                 "input_scale": _constant(np.array(2.0**-6, dtype=np.float32)),
             },
-            "fp8": {"weight": e4m3, "scale": lambda _: np.full((-(-rows // BLOCK), -(-columns // BLOCK)), start)},
+            "fp8": {"weight": e4m3, "scale": lambda _: np.full((-(-rows // block), -(-columns // block)), start)},
         }
-        for part, (dtype, size) in format.matrix(kind, rows, columns).items():
+        for part, (dtype, size) in format.matrix(kind, rows, columns, block).items():
             self.add(f"{name}.{part}", dtype, size, fills[kind][part])

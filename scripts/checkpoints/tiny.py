@@ -4,8 +4,8 @@
 
 The target's routed experts are NVFP4 (U8 bytes, F8_E4M3 scales per 16, F32 scalars), the draft's (`mtp.0`) are MXFP4
 (I8 bytes, F8_E8M0 scales per 32), shared experts are block FP8. It holds the embeddings and the MoE part of each block
-of `make.py --small`; attention tensors are left out, so it can be planned and its MoE layers loaded, but not
-served.
+of `make.py --small`, and `e_proj`, by which a NextN draft is known; attention tensors are left out, so it can be
+planned and its MoE layers loaded, but not served.
 
 As it is written without options it is for launches with --tp 1 or 2, with EAGLE or without. Each GPU's part of the
 shared expert must be a multiple of 128 columns, the block of its FP8 weights: for --tp N give --intermediate a multiple
@@ -28,7 +28,7 @@ SHAPE = replace(make.SMALL, kind="hybrid-nvfp4")
 
 
 def _is_left_out(name: str) -> bool:
-    return name.startswith(("layers.", "mtp.", "hc_")) and ".ffn" not in name
+    return name.startswith(("layers.", "mtp.", "hc_")) and ".ffn" not in name and ".e_proj." not in name
 
 
 def write(directory: Path, shape: Shape = SHAPE) -> Path:

@@ -20,6 +20,7 @@ DRAFTS = {"none": (), "EAGLE": EAGLE, "DSPARK": DSPARK}
 OTHERS = tuple(arch for arch in SIMULATED if arch not in SM12X)
 _HAS_DSPARK = releases.span("0.5.16")
 _TAKES_NAMES = releases.span("0.5.19")
+_HAS_V41 = releases.span("0.5.21")
 _ALL = releases.PROVEN
 
 
@@ -135,10 +136,24 @@ def _shapes() -> list[Row]:
     ]
 
 
-ROWS = _grid() + _target_runners() + _draft_runners() + _shapes()
+def _models() -> list[Row]:
+    """Other models than V4-Flash and -Pro, and a draft in a format of its own."""
+    tp8, ep8 = ("--tp", "8"), ("--tp", "8", "--ep-size", "8")
+    v41 = [
+        Row("hybrid-nvfp4", "DSPARK", flags=tp8, size="v4.1", in_releases=_HAS_V41),
+        Row("hybrid-nvfp4", "DSPARK", flags=tp8, size="v4.1", target_runner="flashinfer_cutlass", in_releases=_HAS_V41),
+        Row("hybrid-nvfp4", "DSPARK", flags=ep8, size="v4.1", target_runner="flashinfer_cutlass", in_releases=_HAS_V41),
+        Row("mxfp4", "DSPARK", flags=tp8, size="v4.1", in_releases=_HAS_V41),
+    ]
+    pruned = [Row(kind, "EAGLE", size="reap-160") for kind in ("hybrid-nvfp4", "mxfp4")]
+    mixed = [Row("fp8", draft, size="mxfp4-draft", in_releases=_of(draft)) for draft in ("EAGLE", "DSPARK")]
+    return [*v41, *pruned, *mixed, Row("mxfp4", target_runner="deep_gemm")]
+
+
+ROWS = _grid() + _target_runners() + _draft_runners() + _shapes() + _models()
 # What CI asks each time: one launch of each kind that the overlay changes, on one release of each era.
 SMOKE_RELEASES = ("0.5.14", "0.5.16", "0.5.18", "0.5.20")
-SMOKE_ROWS = [row for row in ROWS if row.archs == SM12X + OTHERS or row.flags != TP2]
+SMOKE_ROWS = [row for row in ROWS if row.archs == SM12X + OTHERS or row.flags != TP2 or row.size == "mxfp4-draft"]
 
 
 def rows_for(release: str, arch: str, rows: list[Row] | None = None) -> list[Row]:

@@ -20,12 +20,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from sglang_sm120.commands.one_runner.build import BLOCKS, PREFIXES, build, experts_of
 from sglang_sm120.commands.plan import one_rank, simulate
 from sglang_sm120.upstream import server_flags
 from sglang_sm120.upstream.server_flags import Role
-
-PREFIXES: dict[Role, str] = {"draft": "model.decoder.mlp.experts", "target": "model.layers.0.mlp.experts"}
-BLOCKS: dict[Role, str] = {"draft": "mtp.0", "target": "layers.0"}  # in the checkpoint
 
 
 def _flags(tp: int, ep: int) -> list[str]:
@@ -43,65 +41,6 @@ def resolve(model: Path, tp: int, ep: int, rank: int, role: Role = "draft", flag
     server_flags.resolve(server_args)
     one_rank.publish_as_scheduler(server_args, rank)
     return server_flags.model_config(server_args, draft_path=str(model) if role == "draft" else None)
-
-
-def build(model_config: Any, role: Role = "draft") -> Any:
-    """SGLang's NextN model, or its target, reduced to the experts of one block; loading is SGLang's, unchanged."""
-    import torch
-    from sglang.srt.models import deepseek_v4, deepseek_v4_nextn
-
-    draft = role == "draft"
-    base = deepseek_v4_nextn.DeepseekV4ForCausalLMNextN if draft else deepseek_v4.DeepseekV4ForCausalLM
-
-    class Experts(base):  # type: ignore[misc, valid-type]
-        def __init__(self, config: Any, quant_config: Any) -> None:
-            torch.nn.Module.__init__(self)
-            self.config, self.quant_config = config, quant_config
-            self.num_fused_shared_experts, self.wo_a_fp8 = 0, True
-            self.pp_group = _OnlyRank()
-            self._mhc_prewarmed_at_load = True
-            self.model, block = torch.nn.Module(), torch.nn.Module()
-            block.mlp = torch.nn.Module()
-            block.mlp.experts = _experts(config, quant_config, PREFIXES[role])
-            if draft:
-                self.model.decoder = block
-            else:
-                self.model.layers = torch.nn.ModuleList([block])
-                self.model.start_layer, self.model.end_layer = 0, 1
-
-        def post_load_weights(self, is_nextn: bool = draft, weight_names: Any = None) -> None:
-            """Nothing but experts here."""
-
-    with one_rank.speculative_context() if draft else nullcontext():
-        return Experts(model_config.hf_config, one_rank.quantization_config(model_config))
-
-
-def _experts(config: Any, quant_config: Any, prefix: str) -> Any:
-    import torch
-    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
-
-    return FusedMoE(
-        num_experts=config.n_routed_experts,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.moe_intermediate_size,
-        layer_id=0,
-        top_k=config.num_experts_per_tok,
-        params_dtype=torch.bfloat16,
-        quant_config=quant_config,
-        prefix=prefix,
-        routed_scaling_factor=config.routed_scaling_factor,
-        swiglu_limit=config.swiglu_limit,
-    )
-
-
-def experts_of(model: Any) -> Any:
-    """The FusedMoE of a model that `build` made."""
-    block = model.model.decoder if hasattr(model.model, "decoder") else model.model.layers[0]
-    return block.mlp.experts
-
-
-class _OnlyRank:
-    is_first_rank = is_last_rank = True
 
 
 def load(model: Any, model_config: Any) -> None:

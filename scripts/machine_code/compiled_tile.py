@@ -6,6 +6,7 @@ Needs the Triton that is on the path; its disassembler is used, or another wheel
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ SMS = 188
 SHAPES = (  # hidden, intermediate of one rank, experts, top_k
     *((4096, 2048 // tp, 256, 6) for tp in (1, 2, 4, 8)),
     *((7168, 3072 // tp, 384, 6) for tp in (1, 2, 4, 8)),
-    *((5120, 2304 // tp, 384, 6) for tp in (1, 4)),
+    *((5120, 2304 // tp, 384, 6) for tp in (1, 4, 8)),
 )
 TOKENS = (1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Per SM of compute capability 12.x (CUDA C++ Programming Guide, table of technical specifications).
@@ -40,28 +41,34 @@ INSTRUCTIONS = {
 
 
 def tiles() -> list[dict[str, Any]]:
-    """Distinct (format, kernel, mode, tile) over the shapes, each with the first shape that uses it."""
+    """Distinct (format, kernel, mode, tile) over the shapes, each with the first shape that uses it.
+
+    Wide tiles count anew for each rest of the intermediate size; tiles that only batch-invariant calls take come last.
+    """
     import torch
 
     from sglang_sm120.kernels.sm120.fp4_moe import MXFP4, NVFP4
     from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for weights, mode in ((MXFP4, "bf16"), (MXFP4, "mxfp8"), (NVFP4, "bf16")):
-        for hidden, inter, experts, top_k in SHAPES:
-            for tokens in TOKENS:
-                fp8 = mode == "mxfp8"
-                work = schedule.Work(tokens, top_k, experts, hidden, inter, mxfp8=fp8, fp8=fp8, format=weights)
-                plan = schedule.plan(work, SMS, False)
-                for kernel, tile in (("gate_up", plan.gate_up), ("down", plan.down)):
-                    bf16 = plan.partial == torch.bfloat16
-                    key = (weights.name, kernel, mode, tile, plan.many)
-                    found.setdefault(
-                        key,
-                        {"format": weights.name, "kernel": kernel, "mode": mode, "tile": tile, "many": plan.many,
-                         "scan": plan.scan, "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter,
-                         "top_k": top_k},
-                    )  # fmt: skip
+    modes = ((MXFP4, "bf16"), (MXFP4, "mxfp8"), (NVFP4, "bf16"))
+    for (weights, mode), invariant in itertools.product(modes, (False, True)):
+        for (hidden, inter, experts, top_k), tokens in itertools.product(SHAPES, TOKENS):
+            fp8 = mode == "mxfp8"
+            work = schedule.Work(
+                tokens, top_k, experts, hidden, inter, mxfp8=fp8, fp8=fp8, invariant=invariant, format=weights
+            )
+            plan = schedule.plan(work, SMS, False)
+            rest = plan.many and inter % 128 != 0  # neither whole steps of the second product nor tiles of the first
+            for kernel, tile in (("gate_up", plan.gate_up), ("down", plan.down)):
+                bf16 = plan.partial == torch.bfloat16
+                key = (weights.name, kernel, mode, tile, plan.many, inter % 128 if rest else 0)
+                found.setdefault(
+                    key,
+                    {"format": weights.name, "kernel": kernel, "mode": mode, "tile": tile, "many": plan.many,
+                     "scan": plan.scan, "partial": "*bf16" if bf16 else "*fp32", "hidden": hidden, "inter": inter,
+                     "top_k": top_k, "rest": rest},
+                )  # fmt: skip
     return list(found.values())
 
 
@@ -78,7 +85,8 @@ def compile_tile(config: dict[str, Any], arch: int) -> Any:
     constants = {
         "HIDDEN": config["hidden"], "INTER": config["inter"], "BN": tile.rows, "BT": tile.tokens,
         "SB": tile.superblocks, "UNROLL": tile.unroll, "STAGES": tile.stages, "SCAN": config["scan"],
-        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "WIDE": False, "NV": nv, "ASM": True,
+        "MANY": config["many"], "WGMMA": config["many"] and arch == 90, "TURN": config.get("turn", False),
+        "WIDE": False, "NV": nv, "ASM": True,
         "PDL": True, "FP8": fp8, "TOP_K": config["top_k"], "QUANT": fp8,
     }  # fmt: skip
     if not nv:
@@ -203,7 +211,8 @@ def measure(config: dict[str, Any], arch: int) -> dict[str, Any]:
     return {
         "triton": triton.__version__, "arch": f"sm_{arch}a", "format": config["format"], "kernel": config["kernel"],
         "mode": config["mode"],
-        "tile": f"{tile.rows}x{tile.tokens}{', two steps' * (tile.unroll == 2)}", "warps": tile.warps,
+        "tile": f"{tile.rows}x{tile.tokens}{', two steps' * (tile.unroll == 2)}{', rest' * config.get('rest', False)}",
+        "warps": tile.warps,
         "stages": tile.stages, "wide": config["many"],
         "mma": dict(mmas), "scaled_mma": any("QMMA" in i and "SF" in i for i in instructions),
         "instructions_per_weight": round(len(loop) / weights, 2), "registers": registers,

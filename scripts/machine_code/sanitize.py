@@ -3,9 +3,9 @@
 
     sanitize.py [--tools memcheck racecheck synccheck initcheck] [--codes sm_120a sm_121a own] [--out FILE]
 
-Each code compiles once; then every tool runs the same calls in a process of its own, all at the same time. Counted are
+Each code compiles once; then every tool runs the same calls in a process of its own, some at the same time. Counted are
 findings in the kernel package's kernels: torch's own copies, which initcheck reports while weights are prepared, are
-named and do not count. Exit status 1 when something was found, or a process did not run to its end.
+named and do not count. Exit status 1 when something was found, or a process did not run to its end in time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.reports.commit import commit
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 CODES = ("sm_120a", "sm_121a", "own")
@@ -81,24 +88,61 @@ def summary(text: str) -> int | None:
     return found[-1] if found else None
 
 
-def calls(code: str, cache: str, tool: str | None, sanitizer: str) -> dict[str, Any]:
+def output(command: list[str], env: dict[str, str], until: float) -> tuple[int, str]:
+    """Status and output of a process, which is killed at `until` (monotonic seconds) with all that it started."""
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    late = threading.Timer(max(0.0, until - time.monotonic()), os.killpg, (process.pid, signal.SIGKILL))
+    late.start()
+    text, _ = process.communicate()
+    late.cancel()
+    return process.returncode, text
+
+
+def calls(code: str, cache: str, tool: str | None, sanitizer: str, until: float) -> dict[str, Any]:
     """The calls under a tool; without one they only compile."""
     command = [sys.executable, str(CALLS), "--code", code]
     command = [sanitizer, "--tool", tool, "--print-limit", "100000", *command] if tool else [*command, "--compile"]
     paths = [str(ROOT / "overlay"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"TRITON_CACHE_DIR": f"{cache}/{code}", "PYTHONPATH": os.pathsep.join(paths)}
     env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # so that each tensor's end is the end of its memory
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    names = re.search(r"^kernels: (.*)$", done.stdout, re.M)
-    mine, others, explained = findings(done.stdout, set(names[1].split()) if names else set(), tool)
-    row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in done.stdout, "status": done.returncode}
+    status, text = output(command, env, until)
+    names = re.search(r"^kernels: (.*)$", text, re.M)
+    mine, others, explained = findings(text, set(names[1].split()) if names else set(), tool)
+    row: dict[str, Any] = {"code": code, "tool": tool, "finished": FINISHED in text, "status": status}
     row |= {"found": dict(mine), "elsewhere": dict(others), "explained": dict(explained)}
-    row |= {"counted_by_tool": summary(done.stdout)}
+    row |= {"counted_by_tool": summary(text)}
     row["kernels"] = sorted(set(names[1].split())) if names else []
     silent = tool is not None and row["counted_by_tool"] is None
     uncounted = bool(row["counted_by_tool"]) and not (mine or others or explained)
     row["ok"] = row["finished"] and not mine and not silent and not uncounted
-    return row | ({} if row["ok"] else {"output": done.stdout[-4000:]})
+    return row | ({} if row["ok"] else {"output": text[-4000:]})
+
+
+def told(row: dict[str, Any]) -> str:
+    """A row as a line; of a red one the output too."""
+    found = "; ".join(f"{n} x {what}" for what, n in row["found"].items()) or "nothing"
+    counts = {what: sum(row[what].values()) for what in ("elsewhere", "explained")}
+    more = "".join(f"; {what} {n}" for what, n in counts.items() if n)
+    line = f"{'ok ' if row['ok'] else 'RED'} {row['code']:<8} {row['tool'] or 'compiled':<10} {found}{more}"
+    return line if row["ok"] else f"{line}\n{row['output']}"
+
+
+def about() -> dict[str, Any]:
+    """What a receipt says beside its rows."""
+    import torch
+    import triton
+
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    return {
+        "schema": 1,
+        "kind": "sanitizer",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "versions": versions,
+    }
 
 
 def main() -> int:
@@ -108,20 +152,28 @@ def main() -> int:
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     parser.add_argument("--sanitizer", default=found, help="its program (%(default)s)")
     parser.add_argument("--out", type=Path, help="a receipt as JSON")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="after which what still runs is ended (%(default)s)"
+    )
+    parser.add_argument("--at-once", type=int, default=6, help="processes on the GPU at the same time (%(default)s)")
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(12) as pool:
-        rows = list(pool.map(lambda code: calls(code, cache, None, a.sanitizer), a.codes))
-        jobs = [(code, tool) for code in a.codes for tool in a.tools] if all(r["ok"] for r in rows) else []
-        rows += pool.map(lambda job: calls(job[0], cache, job[1], a.sanitizer), jobs)
-    for r in rows:
-        found = "; ".join(f"{n} x {what}" for what, n in r["found"].items()) or "nothing"
-        counts = {what: sum(r[what].values()) for what in ("elsewhere", "explained")}
-        more = "".join(f"; {what} {n}" for what, n in counts.items() if n)
-        print(f"{'ok ' if r['ok'] else 'RED'} {r['code']:<8} {r['tool'] or 'compiled':<10} {found}{more}")
-        if not r["ok"]:
-            print(r["output"])
-    if a.out:
-        a.out.write_text(json.dumps({"schema": 1, "kind": "sanitizer", "rows": rows}, indent=1) + "\n")
+    until = time.monotonic() + 60 * a.minutes
+    rows: list[dict[str, Any]] = []
+    head = about() if a.out else {}
+
+    def keep(row: dict[str, Any]) -> None:
+        """Say it and write it at once: what ends this process later takes no finished row along."""
+        rows.append(row)
+        print(told(row), flush=True)
+        if a.out:
+            a.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(a.at_once) as pool:
+        for row in pool.map(lambda code: calls(code, cache, None, a.sanitizer, until), a.codes):
+            keep(row)
+        jobs = [(code, tool) for tool in a.tools for code in a.codes] if all(r["ok"] for r in rows) else []
+        for done in as_completed([pool.submit(calls, code, cache, tool, a.sanitizer, until) for code, tool in jobs]):
+            keep(done.result())
     return 0 if all(r["ok"] for r in rows) else 1
 
 

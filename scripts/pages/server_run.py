@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.e2e.bench import INPUT, OUTPUT, RANGE
 from benchmarks.e2e.pairs import PAIRS
 from scripts.markdown import markdown_table
+from scripts.pages import texts
 
 ROOT = Path(__file__).resolve().parents[2]
 RECEIPTS = ROOT / "benchmarks" / "receipts" / "e2e"
@@ -47,7 +48,13 @@ def section(name: str, receipt: dict[str, Any]) -> list[str]:
     traces: dict[tuple[str, ...], str] = {}
     for name, server in servers.items():
         lines += story(name, server, common, traces)
-    lines += answers(servers) + strains(servers) + comparisons(receipt["comparisons"]) + verified(servers)
+    lines += (
+        answers(servers)
+        + texts.section(receipt.get("determinism", []))
+        + strains(servers)
+        + comparisons(receipt["comparisons"])
+        + verified(servers)
+    )
     lines += loads(servers) + benches(servers) + kills(servers) + updates(servers)
     lines += left_out(receipt.get("left_out", {}))
     if receipt["notes"]:

@@ -135,9 +135,40 @@ def test_other_shapes_get_a_table_of_their_own(receipt, tmp_path, monkeypatch):
     for row in shapes["rows"]:
         row["shape"] = row["shape"].replace("v4-flash", "v4.1-flash")
     (tmp_path / "h200-shapes.json").write_text(json.dumps(shapes))
+    shapes["rows"][0]["shape"], shapes["rows"][1]["shape"] = "v4.1-dspark-tp8", "reap-160-tp1"
+    (tmp_path / "h200-shapes.json").write_text(json.dumps(shapes))
     text = races.tables()
     assert "## Other shapes, uniform routing" in text
     assert "| V4.1-Flash TP4 | 4096 |" in text
+    assert "| V4.1 DSpark TP8 | 1 |" in text
+    assert "| 160 experts TP1 | 2 |" in text
+
+
+def test_routings_are_named_and_the_newest_receipt_of_a_row_counts(receipt, tmp_path, monkeypatch):
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    slow = copy.deepcopy(receipt)
+    for row in slow["rows"]:
+        row["us"]["triton_kernels"] = row["us"]["ours bf16"] * 0.9
+    (tmp_path / "h200-table.json").write_text(json.dumps(slow))
+    assert len(races.missed().splitlines()) == 2 + len(slow["rows"])
+    (tmp_path / "h200-shapes.json").write_text(json.dumps(receipt))
+    assert len(races.missed().splitlines()) == 2
+    other = copy.deepcopy(slow)
+    for i, row in enumerate(other["rows"]):
+        row |= {"format": "nvfp4", "routing": ("skewed", "speculative")[i % 2], "shape": "reap-144-tp1"}
+    (tmp_path / "h200-nvfp4-routings.json").write_text(json.dumps(other))
+    assert "| 144 experts TP1, skewed, NVFP4 | 1 |" in races.missed()
+    text = races.tables()
+    assert "## NVFP4, other routings" in text
+    assert "| 144 experts TP1, speculative | 2 |" in text
+
+
+def test_the_summary_is_v4_flashs_whatever_else_was_raced(receipt, tmp_path, monkeypatch):
+    monkeypatch.setattr(races, "RECEIPTS", tmp_path)
+    more = copy.deepcopy(receipt)
+    more["rows"] += [{**row, "shape": "v4-pro-tp1", "format": "nvfp4"} for row in receipt["rows"][:6]]
+    (tmp_path / "h200-nvfp4.json").write_text(json.dumps(more))
+    assert "| tokens | TP1 | TP2 | TP4 |\n" in races.summary_nvfp4()
 
 
 @pytest.mark.parametrize(

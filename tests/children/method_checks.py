@@ -54,6 +54,26 @@ def warm_ups(torch, form, tensors):
     return asked
 
 
+def invariant(torch, form, tensors):
+    """Whether a batch-invariant method's warm-up and forward ask the kernel for that."""
+    from sglang_sm120.kernels.sm120 import fp4_moe
+    from sglang_sm120.kernels.sm120.fp4_moe import warming
+    from sglang_sm120.moe import base
+
+    layer, method = layer_and_method(torch, form)
+    method.batch_invariant = True
+    load(torch, layer, tensors)
+    done = warming.WarmUp(kernels=9, seconds=1.5)
+    with (
+        mock.patch.object(base, "_on_gpu", return_value=True),
+        mock.patch.object(fp4_moe, "warm_up", return_value=done) as warm_up,
+        mock.patch.object(fp4_moe, "fp4_moe", wraps=fp4_moe.fp4_moe) as run,
+    ):
+        method.process_weights_after_loading(layer)
+        error(torch, form, layer, method, tensors)
+    return [c.kwargs["batch_invariant"] for c in (*warm_up.call_args_list, *run.call_args_list)]
+
+
 def refused(action):
     try:
         action()
@@ -81,6 +101,8 @@ def checks(torch, form):
     yield "int64 ids, one of them far from every expert", far
 
     yield "compiled before the first forward", warm_ups(torch, form, first)
+
+    yield "batch-invariant", invariant(torch, form, first)
 
     some = {k: v for k, v in form.draw(torch, 2).items() if k in ((2, "w1"), (0, "w2"))}
     load(torch, layer, some)

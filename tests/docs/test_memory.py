@@ -80,3 +80,11 @@ def test_what_fits(gpus, least, most):
     assert float(most) == pytest.approx(heaviest / GIB, abs=1)
     if int(gpus) > 1:
         assert float(least) == pytest.approx(lightest / GIB, abs=1)
+
+
+def test_a_pruned_model_is_the_same_arithmetic():
+    few, all_of, gib = map(
+        float, re.search(rf"Pruned to {NUMBER} of {NUMBER} experts .* about {NUMBER} GiB", TEXT).groups()
+    )
+    experts = (FLASH.experts + FLASH.draft_experts) / GIB
+    assert gib == round(experts * few / all_of + FLASH.rest / GIB)

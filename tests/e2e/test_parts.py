@@ -22,7 +22,9 @@ from scripts.pages import server_run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("program", ["e2e/run.py", "e2e/receipt.py", "e2e/deep.py", "reports/compare.py"])
+@pytest.mark.parametrize(
+    "program", ["e2e/run.py", "e2e/receipt.py", "e2e/deep.py", "e2e/first_difference.py", "reports/compare.py"]
+)
 def test_a_copied_tree_runs_without_an_environment(tmp_path, program):
     """As on a machine with GPUs and no network: neither this package nor another is where that Python looks."""
     for folder in ("benchmarks", "overlay"):

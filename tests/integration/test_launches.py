@@ -25,13 +25,17 @@ STATES = {
     "deepseek_v4_gate": "applied",
     "cutlass_swiglu_limit": "not needed",
     "marlin_routed_scaling": "not needed",
+    "draft_format": "applied",
     "mxfp4_nextn": "applied",
     "mxfp4_experts": "applied",
     "weight_updates": "applied",
+    "deterministic_attention": "not needed",
 }
 
 # A fourth of the small checkpoint's shared expert is narrower than its FP8 block.
 WHOLE = {"SGLANG_SHARED_EXPERT_TP1": "1"}
+
+DETERMINISTIC, INVARIANT = "--enable-deterministic-inference", {"SGLANG_SM120_BATCH_INVARIANT": "1"}
 
 SHARDS = [*TP2, *EAGLE, "--load-format", "sharded_state", DRAFT_LOAD, "auto"]
 
@@ -55,6 +59,9 @@ SM120 = [
     ("no draft step", [*TP2, *EAGLE, "--speculative-num-steps", "0"], {}, GATED, DRAFT),  # SGLang then decodes plainly
     ("shards of another target", [*SHARDS, TARGET_FLAG, "marlin"], {}, (NVFP4, "marlin", None), DRAFT),
     ("draft unlike the target", [*TP2, *EAGLE, "--load-format", "dummy", DRAFT_LOAD, "auto"], {}, GATED, DRAFT),
+    ("invariant", TP2 + EAGLE, INVARIANT, GATED, DRAFT),
+    ("deterministic", [*TP2, *EAGLE, DETERMINISTIC], INVARIANT, GATED, DRAFT),
+    ("deterministic marlin", [*TP2, DETERMINISTIC, TARGET_FLAG, "marlin"], INVARIANT, (NVFP4, "marlin", None), None),
     ("off", TP2 + EAGLE, {"SGLANG_SM120": "0"}, STOCK, STOCK_DRAFT),
     ("not loaded", TP2 + EAGLE, {"SGLANG_PLUGINS": "__none__"}, STOCK, STOCK_DRAFT),
     ("without draft patch", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "mxfp4_nextn"}, CUTLASS, STOCK_DRAFT),
@@ -96,6 +103,7 @@ STOPPED = [
     ("draft's", [*TP2, *EAGLE, DRAFT_LOAD, "presharded"], {}, f"{DRAFT_LOAD} presharded keeps prepared parameters"),
     ("no name", TP2 + EAGLE, {"SGLANG_SM120_DISABLE": "runner_name"}, "SGLANG_SM120_DISABLE leaves out runner_name"),
     ("other quantization", [*TP2, "--quantization", "modelopt_fp4"], {}, "--quantization modelopt_fp4 is not"),
+    ("determinism refused", [*TP2, DETERMINISTIC], {}, "; set SGLANG_SM120_BATCH_INVARIANT=1 to have"),
     ("bad setting", TP2, {"SGLANG_SM120_ACTIVATION": "fp16"}, "SGLANG_SM120_ACTIVATION is 'fp16'"),
     ("resolved too early", TP2, {}, "load_plugins()"),
 ]  # fmt: skip
@@ -128,6 +136,20 @@ def test_stops_and_says(answers, name, says):
     (error,) = answers[name]["errors"]
     assert says in error
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("name", ["invariant", "deterministic"])
+def test_batch_invariant_layers_are_shown(answers, name):
+    assert [answers[name][role]["batch_invariant"] for role in ("target", "draft")] == [True, True]
+    assert answers["eagle"]["target"]["batch_invariant"] is False
+
+
+def test_what_does_not_keep_bits_is_named(answers):
+    assert answers["invariant"]["warnings"] == []
+    (attention,) = answers["deterministic"]["warnings"]
+    assert "SGLang itself refuses it for dsv4 attention" in attention
+    assert states(answers["deterministic"]["patches"])["deterministic_attention"] == "applied"
+    assert answers["deterministic marlin"]["wants_invariance"] is True
 
 
 def states(patches):

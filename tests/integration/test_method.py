@@ -75,7 +75,12 @@ def test_kernels_are_compiled_when_weights_have_been_loaded(outcomes):
     """On a GPU, once, for a chunk of prefill beside 256 requests that verify 2 tokens each."""
     on_cpu, on_gpu = outcomes["compiled before the first forward"]
     assert on_cpu == []
-    assert on_gpu == [[4, 2, 8192 + 256 * 2, {"activation": "bf16", "swiglu_limit": 10.0}]]
+    options = {"activation": "bf16", "swiglu_limit": 10.0, "batch_invariant": False}
+    assert on_gpu == [[4, 2, 8192 + 256 * 2, options]]
+
+
+def test_a_batch_invariant_layer_compiles_and_runs_so(outcomes):
+    assert outcomes["batch-invariant"] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def product(
     tl.store(o_ptr + token[None, :] * N + row[:, None], acc, mask=valid[None, :] & (row < N)[:, None])
 
 
-@pytest.mark.parametrize(("way", "columns"), [("few", 64), ("few", 96), ("few", 32), ("wide", 64), ("wgmma", 64)])
+@pytest.mark.parametrize(("way", "columns"), [(way, n) for way in ("few", "wide", "wgmma") for n in (32, 64, 96)])
 def test_every_code_under_every_scale_in_every_place(way, columns, device):
     """16 codes x 126 scales above 0 in each column of a superblock, and of the last half one: exact, each of them."""
     if way == "wgmma" and device == "cuda" and torch.cuda.get_device_capability()[0] != 9:

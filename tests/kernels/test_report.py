@@ -17,6 +17,7 @@ def test_the_table_has_both_modes_products_and_all_regimes(rows):
     assert {r["kernel"] for r in rows} == {"gate_up", "down"}
     assert {r["tokens"] for r in rows} >= {8, 32, 64}
     assert any(r["wide"] for r in rows)
+    assert {r["tile"] for r in rows if r["wide"]} == {"128x32", "128x32, rest"}  # V4.1-Flash at TP4 and TP8
     assert {(r["kernel"], r["tokens"], r["wide"]) for r in rows if r["format"] == "nvfp4"} >= {
         (kernel, tokens, wide)
         for kernel in ("gate_up", "down")

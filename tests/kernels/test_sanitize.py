@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -83,3 +84,21 @@ def test_a_run(tmp_path):
         assert done.returncode == status, (text, done.stdout, done.stderr)
         assert ("RED" in done.stdout) == bool(status)
         assert (tmp_path / "r").is_file()
+
+
+def test_a_tool_that_hangs_is_ended_in_time_and_red(tmp_path):
+    """With all that it started; the row that was finished before stays in the receipt."""
+    calls = tmp_path / "python"
+    calls.write_text("#!/bin/sh\necho 'kernels: gate_up down'\necho '3 calls ran for 2 tiles'\n")
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\nsleep 100 & echo started; wait\n")
+    for program in (calls, tool):
+        program.chmod(0o755)
+    program = f"import sys, runpy; sys.executable = {str(calls)!r}; sys.argv[0] = {str(PROGRAM)!r}; "
+    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    arguments = ["--tools", "memcheck", "--codes", "own", "--sanitizer", str(tool), "--minutes", "0.1"]
+    arguments += ["--out", str(tmp_path / "r")]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    rows = json.loads((tmp_path / "r").read_text())["rows"]
+    assert [(row["tool"], row["ok"]) for row in rows] == [(None, True), ("memcheck", False)]

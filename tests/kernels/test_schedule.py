@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
 
 import pytest
@@ -42,10 +44,12 @@ def test_there_are_programs_for_every_group(shape, fp8):
         begun = min(work.routes, work.experts)
         assert plan.groups >= begun + (work.routes - begun) // width
         if plan.many:
-            assert not any((work.invariant, work.wide_range, work.fp8))
-            assert all(n % (64 * plan.gate_up.superblocks) == 0 for n in (work.hidden, work.inter))
-            assert 2 * work.inter % plan.gate_up.rows == 0  # `product_wgmma` has no masks
-            assert work.hidden % plan.down.rows == 0
+            assert not any((work.wide_range, work.fp8))
+            assert work.hidden % (64 * plan.gate_up.superblocks) == 0
+            if work.invariant:  # wgmma throughout: a row's order of additions is the same in every tile
+                assert work.inter % (64 * plan.down.superblocks) == 2 * work.inter % plan.gate_up.rows == 0
+            assert work.inter >= 64 * plan.down.superblocks
+            assert work.hidden % plan.down.rows == 0  # the second product's stores have no mask for rows
         if work.mxfp8 and not fp8:
             assert plan.gate_up.rows % 64 == 0  # a block of 32 channels lies in one tile
         assert schedule.may_unroll(plan.gate_up, 2 * work.inter, work.hidden)
@@ -61,6 +65,13 @@ def test_two_warps_on_sm120_while_all_programs_fit(tokens, two_warps):
     assert (odd.warps, odd.unroll) == (1, 1)
 
 
+@pytest.mark.parametrize("sm90", [False, True])
+@pytest.mark.parametrize("inter", [2304 // 4, 2304 // 8, 3072 // 16])
+def test_many_tokens_take_wide_tiles_whatever_is_left_of_a_step(inter, sm90):
+    """V4.1-Flash at TP4 and TP8, V4-Pro at TP16: 9, 4.5 and 3 superblocks."""
+    assert schedule.plan(schedule.Work(4096, 6, 384, 5120, inter), 132 if sm90 else 188, sm90).many
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, *ODD])
 def test_offsets_of_a_chunk_fit_32_bits(shape):
     hidden, inter, _, top_k = shape
@@ -70,11 +81,24 @@ def test_offsets_of_a_chunk_fit_32_bits(shape):
 @pytest.mark.parametrize("shape", [*SHAPES, *ODD])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_batch_invariant_plans_add_in_one_order(shape, fp8):
-    """The sums' order is that of the superblocks of a step; no partial result is rounded."""
-    orders = set()
+    """All tiles of one family, which on a GPU and for a layer is the same for any number of tokens; nothing is rounded.
+
+    In wgmma's family the steps may differ in size (tests/kernels/test_invariance.py), in the others not.
+    """
+    orders = collections.defaultdict(set)
     for work, plan in plans(shape, fp8):
         if work.invariant and work.mxfp8 >= fp8:
             assert plan.partial == torch.float32
-            orders.add((plan.many, plan.gate_up.superblocks, plan.down.superblocks))
-    assert len(orders) == 1
-    assert not next(iter(orders))[0]
+            steps = () if plan.many else (plan.gate_up.superblocks, plan.down.superblocks)
+            orders[work.wide_range, work.format.name, work.mxfp8].add((plan.many, *steps))
+    sm90 = {order for found in orders.values() for order in found if order[0]}
+    assert sm90 <= {(True,)}
+    assert all(len(found - sm90) == 1 for found in orders.values())
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 4096])
+def test_only_sm90_multiplies_with_wgmma_throughout(tokens):
+    """V4-Flash at TP1, and a layer that wgmma's tiles do not fit."""
+    work = schedule.Work(tokens, 6, 256, 4096, 2048, invariant=True)
+    assert [schedule.plan(work, 132, sm90).many for sm90 in (False, True)] == [False, True]
+    assert not schedule.plan(dataclasses.replace(work, inter=288), 132, True).many

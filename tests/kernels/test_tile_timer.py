@@ -125,10 +125,20 @@ def test_tiles_that_do_not_fit_or_change_a_bit_are_left_out(monkeypatch):
     assert timer(SMALL, 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1) is None
 
 
+def test_nvfp4_tiles_are_tried_on_weights_that_are_nvfp4(monkeypatch):
+    """A lossless cast of MXFP4 would run MXFP4's kernel, and its times would go into the other table."""
+    Graphs(monkeypatch, real=True)
+    monkeypatch.setattr(search, "DRAWS", 1)
+    timer = GpuTimer(torch.device("cpu"))
+    assert timer(Shape(4, 64, 64, 2, format="nvfp4"), 2, (Tile(32, 8, 2, 1), Tile(32, 8, 2, 1)), 1)
+    assert timer.weights.format.name == "nvfp4"
+
+
 @pytest.mark.gpu
-def test_every_candidate_gives_the_same_bits(device):
+@pytest.mark.parametrize("experts", ["mxfp4", "nvfp4"])
+def test_every_candidate_gives_the_same_bits(device, experts):
     timer = GpuTimer(torch.device(device, 0))
-    shape = Shape(16, 1024, 288, 4)
+    shape = Shape(16, 1024, 288, 4, format=experts)
     for tokens in (1, 40):
         assert timer(shape, tokens, None, 1)
         for tile in tuning.CANDIDATES:

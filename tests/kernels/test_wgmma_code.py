@@ -17,39 +17,50 @@ from sglang_sm120.kernels.sm120.fp4_moe.device import reduce
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule
 
 
-def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4):
-    plan = schedule.plan(schedule.Work(tokens, 6, 256, 4096, 2048, format=weights), 132, True)
+def config(kernel: str, tokens: int, weights=fp4_moe.MXFP4, invariant: bool = False, inter: int = 2048):
+    work = schedule.Work(tokens, 6, 256, 4096, inter, format=weights, invariant=invariant)
+    plan = schedule.plan(work, 132, True)
     assert plan.many
-    assert plan.partial == torch.bfloat16
+    assert plan.partial == (torch.float32 if invariant else torch.bfloat16)
     tile = {"gate_up": plan.gate_up, "down": plan.down}[kernel]
     return {
-        "format": weights.name, "kernel": kernel, "mode": "bf16", "tile": tile, "many": True, "scan": False,
-        "partial": "*bf16", "hidden": 4096, "inter": 2048, "top_k": 6,
+        "format": weights.name, "kernel": kernel, "mode": "bf16", "tile": tile, "many": True, "scan": plan.scan,
+        "turn": invariant, "partial": "*fp32" if invariant else "*bf16", "hidden": 4096, "inter": inter, "top_k": 6,
     }  # fmt: skip
 
 
 NVFP4_TOO = [("gate_up", 512, fp4_moe.NVFP4), ("down", 4096, fp4_moe.NVFP4)]
+INVARIANT = [
+    (kernel, tokens, weights, True)
+    for kernel, tokens, weights in (
+        ("gate_up", 1, fp4_moe.MXFP4), ("down", 1, fp4_moe.NVFP4), ("gate_up", 64, fp4_moe.NVFP4),
+        ("down", 256, fp4_moe.MXFP4), ("gate_up", 1024, fp4_moe.MXFP4), ("down", 4096, fp4_moe.MXFP4),
+    )
+]  # fmt: skip
 
 
 @pytest.fixture(
-    scope="module", params=[("gate_up", 4096), ("down", 512), ("down", 1024), ("gate_up", 2048), *NVFP4_TOO], ids=str
+    scope="module",
+    params=[("gate_up", 4096), ("down", 512), ("down", 1024), ("gate_up", 2048), *NVFP4_TOO, *INVARIANT],
+    ids=str,
 )
 def code(request):
-    """(token tile, Triton's code of the loop, all machine code, that of the loop)."""
+    """(tile, Triton's code of the loop, all machine code, that of the loop)."""
     made = config(*request.param)
     compiled = compiled_tile.compile_tile(made, 90)
     ttgir = compiled.asm["ttgir"]
     sass = compiled_tile.run_tool("nvdisasm", ["-c"], compiled.asm["cubin"])
-    return made["tile"].tokens, ttgir[ttgir.index("scf.for") :], *compiled_tile.main_loop(sass)
+    return made["tile"], ttgir[ttgir.index("scf.for") :], *compiled_tile.main_loop(sass)
 
 
 def test_a_word_goes_from_shared_memory_to_the_mma(code):
-    """Only scales change threads: two stores to shared memory a step, no permutes of codes, no spills, wgmma."""
-    _, _, everything, loop = code
+    """Only scales change threads: two stores to shared memory a superblock, no permutes of codes, no spills, wgmma."""
+    tile, _, everything, loop = code
     count = collections.Counter(compiled_tile.opcode(i).split(".")[0] for i in loop)
     assert count["HGMMA"] >= 4
-    assert count["STS"] <= 2
-    assert count["PRMT"] <= 8  # take the scale bytes of two rows apart: two each, or NVFP4's four
+    assert count["STS"] <= 2 * tile.superblocks
+    # Take the scale bytes of two rows apart: two each, or NVFP4's four.
+    assert count["PRMT"] <= 8 * tile.superblocks
     assert not [i for i in everything if compiled_tile.opcode(i).startswith(("LDL", "STL"))]
     assert not [i for i in loop if compiled_tile.opcode(i).split(".")[0] in ("LDG", "LD")]
 
@@ -78,3 +89,12 @@ def test_what_comes_first_waits_before_it_touches_memory(kernel, options):
     order = re.findall(r"griddepcontrol\.\w+|ld\.global|st\.global", ptx)
     assert order[:2] == ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
     assert {"ld.global", "st.global"} <= set(order[2:])
+
+
+@pytest.mark.parametrize("kernel", ["gate_up", "down"])
+@pytest.mark.parametrize("weights", [fp4_moe.MXFP4, fp4_moe.NVFP4], ids=lambda f: f.name)
+def test_half_a_superblock_costs_no_register(kernel, weights):
+    """With more than 128 a thread one program of 8 warps is alone on its SM."""
+    made = compiled_tile.measure(config(kernel, 8192, weights, inter=288), 90)
+    assert (made["tokens"], made["warps"], made["spills"], made["sync_loads"]) == (128, 8, 0, 0)
+    assert made["registers"] <= 128

@@ -18,7 +18,8 @@ ROOMS = {
         ("patches",),
         ("plugin",),
         ("commands",),
-        ("commands.plan", "commands.doctor", "commands.tune", "commands.selftest"),
+        ("commands.plan", "commands.doctor", "commands.tune", "commands.selftest", "commands.bench"),
+        ("commands.one_runner", "commands.report"),
         ("commands.arguments",),
         ("cli",),
         ("__main__",),
@@ -47,7 +48,7 @@ PACKAGES = {"overlay": ROOT / "overlay" / "sglang_sm120", "kernels/sm120": ROOT 
 PROGRAMS = ("scripts", "benchmarks")  # started by path; they import each other by their names from the checkout's root
 FLAT = "benchmarks.kernels"  # but here: by their names from this directory, which a started program has on its path
 # `python -m` starts these by name, so that no process of a launch has them imported.
-STARTED_BY_NAME = {"commands.plan.child", "commands.plan.observe"}
+STARTED_BY_NAME = {"commands.plan.child", "commands.plan.observe", "commands.one_runner.child"}
 
 
 def modules(package: Path) -> dict[str, Path]:

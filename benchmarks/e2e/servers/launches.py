@@ -25,9 +25,7 @@ DUMMY = ("--load-format", "dummy")
 IDS_ONLY, TEXT = ("--skip-tokenizer-init",), ("--enable-metrics",)
 ASSUME = {"SGLANG_SM120_ASSUME": "sm120"}
 OFF, OURS = {"SGLANG_SM120": "0"}, ASSUME | {"SGLANG_SM120_DRAFT_MOE": "sm120_triton"}
-# Where SGLang's flag cannot name `sm120_triton`, a plugin of this folder answers for the target's.
-TARGET_TOO = OURS | {"PYTHONPATH": str(Path(__file__).resolve().parents[1] / "target_plugin")}
-# From NVFP4 on the overlay's own variable does that for a hybrid checkpoint's target.
+# Where SGLang's flag cannot name `sm120_triton`, the overlay's variables do.
 OURS_TOO = OURS | {"SGLANG_SM120_TARGET_MOE": "sm120_triton"}
 # On an SM90: `sm120_triton`'s kernels as Triton compiles them for an RTX PRO 6000.
 CODE = str(Path(__file__).resolve().parents[1] / "sm120_code_plugin")
@@ -64,6 +62,7 @@ class Launch:
         bench: request rates of SGLang's own serving benchmark, and the seconds of each.
         updated: whether other weights are loaded into it.
         killed: whether one of its scheduler processes is killed under load in the end.
+        texts_of: the launch whose greedy texts this one must repeat; either is asked `determinism.py`'s questions.
         text: whether it takes text and shows metrics, and `sglang-sm120 verify` asks it.
     """
 
@@ -81,6 +80,7 @@ class Launch:
     seed: int = 0
     updated: bool = False
     killed: bool = False
+    texts_of: str = ""
     text: bool = False
 
     def arguments(self, model: str, port: int, *more: str) -> list[str]:
@@ -130,7 +130,7 @@ LOAD = (
     ),
     Launch(
         "load-ours-mxfp4", "mxfp4", "native MXFP4, overlay on: sm120_triton for target and draft", "load",
-        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + WINDOWS, text=True, bench=RISING, killed=True,
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + WINDOWS, text=True, bench=RISING, killed=True,
     ),
     Launch(
         "ours-hybrid-marlin", "hybrid-nvfp4", "hybrid, overlay on, upstream's Marlin for the draft", "load",
@@ -140,8 +140,8 @@ LOAD = (
         "stock-mxfp4-5", "mxfp4", "overlay off, 5 draft steps", "load", env=OFF, flags=MARLIN + eagle(5), gpus="1"
     ),
     Launch(
-        "ours-mxfp4-5", "mxfp4", "sm120_triton for target and draft, 5 draft steps", "load", env=TARGET_TOO,
-        flags=MARLIN + eagle(5),
+        "ours-mxfp4-5", "mxfp4", "sm120_triton for target and draft, 5 draft steps", "load", env=OURS_TOO,
+        flags=eagle(5),
     ),
 )  # fmt: skip
 # The other formats and the other draft, beside the group `load` on the same two GPUs.
@@ -163,7 +163,7 @@ TWO = "0,1"
 TWO_GPUS = (
     Launch(
         "one-gpu-mxfp4", "mxfp4", "native MXFP4 on one GPU, sm120_triton for target and draft", "two-gpus",
-        env=TARGET_TOO,
+        env=OURS_TOO, flags=EAGLE,
     ),
     Launch(
         "tp2-stock-mxfp4", "mxfp4", "native MXFP4, TP2, overlay off: Marlin for target and draft", "two-gpus",
@@ -171,7 +171,7 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-ours-mxfp4", "mxfp4", "native MXFP4, TP2, sm120_triton for target and draft", "two-gpus",
-        env=TARGET_TOO | ALL_SIZES, flags=MARLIN + EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
+        env=OURS_TOO | ALL_SIZES, flags=EAGLE + TP2 + WINDOWS, gpus=TWO, text=True, bench=STEADY,
         killed=True,
     ),
     Launch(
@@ -184,7 +184,7 @@ TWO_GPUS = (
     ),
     Launch(
         "tp2-ep2-mxfp4", "mxfp4", "native MXFP4, TP2 with expert parallelism 2, sm120_triton for target and draft",
-        "two-gpus", env=TARGET_TOO, flags=MARLIN + EAGLE + TP2 + EP2, gpus=TWO,
+        "two-gpus", env=OURS_TOO, flags=EAGLE + TP2 + EP2, gpus=TWO,
     ),
 )  # fmt: skip
 # The whole hybrid on our kernels, and the same numbers served otherwise.
@@ -212,21 +212,38 @@ NVFP4 = (
     ),
     Launch("nvfp4-marlin", "hybrid-nvfp4", "hybrid, Marlin for the target, our draft", "nvfp4", env=OURS),
 )  # fmt: skip
+# The same greedy texts with and without speculation, alone and together: what keeps them equal, step by step.
+INVARIANT = OURS_TOO | {"SGLANG_SM120_BATCH_INVARIANT": "1"}
+DETERMINISTIC = ("--enable-deterministic-inference",)
+DETERMINISM = tuple(
+    Launch(
+        f"{name}-{kind.partition('-')[0]}-{steps or 'plain'}", kind,
+        f"{kind}, {says}, {f'{steps} draft steps' if steps else 'no speculation'}", "determinism", env=env,
+        flags=(*more, *(eagle(steps) if steps else ())), texts_of=f"{name}-{kind.partition('-')[0]}-plain", text=True,
+    )
+    for kind, name, says, env, more, drafts in (
+        ("hybrid-nvfp4", "det", "batch-invariant experts and SGLang's flag", INVARIANT, DETERMINISTIC, (0, 1, 3)),
+        ("hybrid-nvfp4", "inv", "batch-invariant experts alone", INVARIANT, (), (0, 1)),
+        ("hybrid-nvfp4", "any", "neither", OURS_TOO, (), (0,)),
+        ("mxfp4", "det", "batch-invariant experts and SGLang's flag", INVARIANT, DETERMINISTIC, (1,)),
+    )
+    for steps in drafts
+)  # fmt: skip
+ON_SM120_CODE = OURS_TOO | SM120_CODE | {"PYTHONPATH": CODE}
 SM120 = (
-    Launch("own-mxfp4", "mxfp4", "native MXFP4, sm120_triton for target and draft", "sm120-code", env=TARGET_TOO),
     Launch(
-        "code-mxfp4", "mxfp4", "the same on SM120's code", "sm120-code",
-        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"},
+        "own-mxfp4", "mxfp4", "native MXFP4, sm120_triton for target and draft", "sm120-code", env=OURS_TOO,
+        flags=EAGLE,
     ),
-    Launch("own-hybrid", "hybrid-nvfp4", "hybrid FP8+NVFP4, sm120_triton for the draft", "sm120-code", env=ASSUME),
+    Launch("code-mxfp4", "mxfp4", "the same on SM120's code", "sm120-code", env=ON_SM120_CODE, flags=EAGLE),
     Launch(
-        "code-hybrid", "hybrid-nvfp4", "the same on SM120's code", "sm120-code",
-        env=ASSUME | SM120_CODE | {"PYTHONPATH": CODE},
+        "own-hybrid", "hybrid-nvfp4", "hybrid, sm120_triton for target and draft", "sm120-code", env=OURS_TOO,
+        flags=EAGLE,
     ),
+    Launch("code-hybrid", "hybrid-nvfp4", "the same on SM120's code", "sm120-code", env=ON_SM120_CODE, flags=EAGLE),
     Launch(
         "code-mxfp4-w4a8", "mxfp4", "MXFP8 activations on SM120's code", "sm120-code",
-        env=TARGET_TOO | SM120_CODE | {"PYTHONPATH": f"{TARGET_TOO['PYTHONPATH']}:{CODE}"}
-        | {"SGLANG_SM120_ACTIVATION": "mxfp8"},
+        env=ON_SM120_CODE | {"SGLANG_SM120_ACTIVATION": "mxfp8"}, flags=EAGLE,
     ),
 )  # fmt: skip
 FAULTS = (
@@ -251,5 +268,5 @@ FAULTS = (
         env=OURS | {"TRITON_CACHE_DIR": "FULL"}, ends_with="No space left on device",
     ),
 )  # fmt: skip
-LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + SM120 + TWO_GPUS + FAULTS
+LAUNCHES = MAIN + MORE + LOAD + KINDS + NVFP4 + DETERMINISM + SM120 + TWO_GPUS + FAULTS
 GROUPS = tuple(dict.fromkeys(launch.group for launch in LAUNCHES))

@@ -13,6 +13,11 @@ Call = Callable[[], torch.Tensor]
 Shared = dict[str, Any]  # one per shape: what several contestants make from the same weights
 
 
+def step_of(columns: int) -> int:
+    """Columns that a naive kernel multiplies at once: at most 128, and no step reads beyond the last column."""
+    return next(step for step in (128, 64, 32) if columns % step == 0)
+
+
 def pad_intermediate(weights: Weights, multiple: int) -> Weights:
     """Weights with the intermediate size rounded up to `multiple`: codes 0 and scales 1 (byte 127), which add nothing.
 

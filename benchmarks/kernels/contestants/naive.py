@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from workload import Case, Weights
 
-from .common import CLAMP, Call, Shared
+from .common import CLAMP, Call, Shared, step_of
 
 
 @triton.jit
@@ -49,12 +49,12 @@ class Naive:
 
         def run() -> torch.Tensor:
             _naive_product[(rows // 64, routes)](
-                x, w13, s13, both, ids, rows, K=hidden, TOP_K=ids.shape[1], BN=64, BK=128
+                x, w13, s13, both, ids, rows, K=hidden, TOP_K=ids.shape[1], BN=64, BK=step_of(hidden)
             )  # fmt: skip
             gate, up = both.chunk(2, -1)
             middle = torch.nn.functional.silu(gate.clamp(max=CLAMP)) * up.clamp(-CLAMP, CLAMP)
             _naive_product[(hidden // 64, routes)](
-                middle, w2, s2, out, ids, hidden, K=rows // 2, TOP_K=1, BN=64, BK=128
+                middle, w2, s2, out, ids, hidden, K=rows // 2, TOP_K=1, BN=64, BK=step_of(rows // 2)
             )  # fmt: skip
             return (out.view(*ids.shape, hidden) * probabilities[..., None]).sum(1)
 

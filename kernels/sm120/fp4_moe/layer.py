@@ -13,7 +13,7 @@ import torch
 from . import runtime
 from .host import program, schedule, tuning
 from .weights.formats import FORMATS, Format
-from .weights.prepared import PreparedWeights
+from .weights.prepared import Facts, PreparedWeights
 
 ACTIVATIONS = ("bf16", "mxfp8")
 MAX_TOP_K = 32
@@ -61,22 +61,17 @@ def fp4_moe(
     _check_types(x, w, topk_ids, topk_weights, out)
     check_activation(activation, w.format)
     at_x, at_ids, at_out = x.data_ptr(), topk_ids.data_ptr(), 0 if out is None else out.data_ptr()
-    call = _call(
-        x_about=(x.dtype, x.shape, x.stride(), x.device, at_x % 16 == 0),
-        ids_about=(topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, at_ids % 16 == 0),
-        weights_about=(topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
-        out_about=None if out is None else (out.dtype, out.shape, out.stride(), out.device, at_out % 16 == 0),
-        device=w.w13.device,
-        experts=w.num_experts,
-        hidden=w.hidden_size,
-        inter=w.intermediate_size,
-        wide_scales=w.wide_scales,
-        weight_format=w.format.name,
-        limit=limit,
-        factor=factor,
-        mxfp8=activation == "mxfp8",
-        batch_invariant=bool(batch_invariant),
-        forced=tuning._forced[-1] if tuning._forced else None,
+    call = _call(  # by place, which is looked up half a microsecond faster than by name
+        (x.dtype, x.shape, x.stride(), x.device, at_x % 16 == 0),
+        (topk_ids.dtype, topk_ids.shape, topk_ids.stride(), topk_ids.device, at_ids % 16 == 0),
+        (topk_weights.dtype, topk_weights.shape, topk_weights.stride(), topk_weights.device),
+        None if out is None else (out.dtype, out.shape, out.stride(), out.device, at_out % 16 == 0),
+        w.facts,
+        limit,
+        factor,
+        activation == "mxfp8",
+        bool(batch_invariant),
+        tuning._forced[-1] if tuning._forced else None,
     )
     if check_ids:
         _check_ids(topk_ids, w.num_experts)
@@ -102,9 +97,6 @@ def fp4_moe(
         with torch.cuda.device(call.index):
             call.run(x, w, topk_ids, topk_weights, out)
     return out
-
-
-Facts = tuple[Any, ...]
 
 
 class About(NamedTuple):
@@ -141,17 +133,11 @@ class Call:
 
 @functools.lru_cache(maxsize=1024)
 def _call(
-    *,
-    x_about: Facts,
-    ids_about: Facts,
-    weights_about: Facts,
-    out_about: Facts | None,
-    device: torch.device,
-    experts: int,
-    hidden: int,
-    inter: int,
-    wide_scales: bool,
-    weight_format: str,
+    x_about: tuple[Any, ...],
+    ids_about: tuple[Any, ...],
+    weights_about: tuple[Any, ...],
+    out_about: tuple[Any, ...] | None,
+    facts: Facts,
     limit: float,
     factor: float,
     mxfp8: bool,
@@ -164,6 +150,7 @@ def _call(
     """
     x, ids, weights = About(*x_about), About(*ids_about), About(*weights_about)
     out = None if out_about is None else About(*out_about)
+    device, experts, hidden, inter, wide_scales, weight_format = facts
     _check_call(x, ids, weights, out, device, hidden)
     (tokens, top_k), fp8 = ids.shape, mxfp8 and program.has_native_fp8(device)
     copy_x = not (x.aligned and _rows_are_readable(x))
@@ -235,6 +222,10 @@ def _is_contiguous(t: About) -> bool:
 
 
 def _check_types(x: object, w: object, ids: object, weights: object, out: object) -> None:
+    tensor = torch.Tensor
+    good = isinstance(x, tensor) and isinstance(ids, tensor) and isinstance(weights, tensor)
+    if isinstance(w, PreparedWeights) and good and (out is None or isinstance(out, tensor)):
+        return
     if not isinstance(w, PreparedWeights):
         raise ValueError(f"w is {type(w).__name__}, expected what prepare_mxfp4 or prepare_nvfp4 returns")
     for name, t in (("x", x), ("topk_ids", ids), ("topk_weights", weights), ("out", out)):

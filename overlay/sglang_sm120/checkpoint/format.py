@@ -15,10 +15,11 @@ from typing import Any
 
 KINDS = ("mxfp4", "hybrid-nvfp4", "fp8")  # formats of the target's routed experts
 DRAFTS = ("nextn", "dspark")
+FAMILIES = ("v4", "v4.1")
 BLOCK = 128  # rows and columns that share a scale of an FP8 matrix
 COMPRESSED = (4, 128)  # tokens per entry in the two kinds of compressed attention
 STAGES = 3  # blocks of a DSpark draft, one for each target layer that it looks at
-_SIZE = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4}
+_SIZE = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4}
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # tensor name -> dtype and shape, as safetensors writes them
 
@@ -28,14 +29,19 @@ class Shape:
     """Formats, widths and counts of a checkpoint; the defaults are DeepSeek-V4-Flash's but for the number of layers.
 
     Attributes:
-        kind: of `KINDS`; a draft's experts are FP8 in an `fp8` checkpoint and MXFP4 in the others.
-        draft: of `DRAFTS`.
+        kind: of `KINDS`.
+        draft_format: of the draft's experts; empty is FP8 in an `fp8` checkpoint and MXFP4 in the others.
+        draft: of `DRAFTS`; V4.1 has the second alone.
+        family: of `FAMILIES`; V4.1's configuration is nested, and 32 rows and columns share a scale.
+        draft_experts, draft_top_k: of a DSpark draft's stages; 0 is the target's.
         cast: NVFP4 experts are a lossless cast of MXFP4 (powers of two throughout), as ModelOpt can write them; else
             their scales and global scales are 1.5 times and two thirds of those, which are none.
     """
 
     kind: str = "mxfp4"
     draft: str = "nextn"
+    draft_format: str = ""
+    family: str = "v4"
     layers: int = 3
     experts: int = 256
     hidden: int = 4096
@@ -51,9 +57,12 @@ class Shape:
     vocabulary: int = 129280
     markov_rank: int = 256
     cast: bool = False
+    routed_scaling: float = 1.5
+    draft_experts: int = 0
+    draft_top_k: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("draft", DRAFTS)):
+        for name, known in (("kind", KINDS), ("draft", DRAFTS), ("family", FAMILIES), ("draft_format", ("", *KINDS))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
         for name, least, unit in (
@@ -66,9 +75,14 @@ class Shape:
                 raise ValueError(f"{name} is {value}; expected at least {least}{multiple}")
 
     @property
+    def block(self) -> int:
+        """Rows and columns that share a scale of an FP8 matrix."""
+        return BLOCK if self.family == "v4" else 32
+
+    @property
     def draft_kind(self) -> str:
         """Format of the draft's routed experts."""
-        return "fp8" if self.kind == "fp8" else "mxfp4"
+        return self.draft_format or ("fp8" if self.kind == "fp8" else "mxfp4")
 
     @property
     def watched(self) -> list[int]:
@@ -88,11 +102,28 @@ class Shape:
     @property
     def ratios(self) -> list[int]:
         """Tokens per compressed entry, block by block; 0 is a plain sliding window, as in the draft's."""
-        return [0] + [COMPRESSED[i % 2] for i in range(self.layers - 1)] + [0] * self.draft_blocks
+        body = [COMPRESSED[i % 2] if self.family == "v4" else 0 for i in range(self.layers - 1)]
+        return [0, *body] + [0] * self.draft_blocks
 
 
 def config(shape: Shape) -> dict[str, Any]:
     """`config.json`."""
+    text = _text(shape)
+    if shape.family == "v4":
+        return text
+    del text["architectures"]
+    quantization = text.pop("quantization_config") | {"expert_dtype": text.pop("expert_dtype")}
+    return {
+        "architectures": ["DeepseekV41ForCausalLM"],
+        "model_type": "deepseek_v41",
+        "torch_dtype": "bfloat16",
+        "quantization_config": quantization,
+        "text_config": text | {"model_type": "deepseek_v41_text", "num_nextn_predict_layers": STAGES},
+    }
+
+
+def _text(shape: Shape) -> dict[str, Any]:
+    """The part about the text model, which is all of V4's."""
     yarn = {"type": "yarn", "rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
     return {
         "architectures": ["DeepseekV4ForCausalLM"],
@@ -112,7 +143,7 @@ def config(shape: Shape) -> dict[str, Any]:
         "scoring_func": "sqrtsoftplus",
         "topk_method": "noaux_tc",
         "norm_topk_prob": True,
-        "routed_scaling_factor": 1.5,
+        "routed_scaling_factor": shape.routed_scaling,
         "swiglu_limit": 10.0,
         "expert_dtype": "fp8" if shape.kind == "fp8" else "fp4",
         "hidden_act": "silu",
@@ -149,20 +180,21 @@ def config(shape: Shape) -> dict[str, Any]:
 
 def _quantization(shape: Shape) -> dict[str, Any]:
     fp8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
-    fp8 |= {"scale_fmt": "ue8m0", "weight_block_size": [BLOCK, BLOCK]}
+    fp8 |= {"scale_fmt": "ue8m0", "weight_block_size": [shape.block, shape.block]}
     if shape.kind != "hybrid-nvfp4":
         return fp8
     return fp8 | {
         "quant_algo": "MIXED_PRECISION",
         "moe_quant_algo": "NVFP4",
         "group_size": 16,
-        "ignore": ["mtp.*"],
+        "ignore": ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"],  # as NVIDIA publishes
     }
 
 
 def _dspark(shape: Shape) -> dict[str, Any]:
     """The keys by which SGLang knows that `mtp.*` is a DSpark draft."""
-    return {
+    own = {"dspark_n_routed_experts": shape.draft_experts, "dspark_num_experts_per_tok": shape.draft_top_k}
+    return {key: value for key, value in own.items() if value} | {
         "dspark_block_size": 5,
         "dspark_markov_rank": shape.markov_rank,
         "dspark_noise_token_id": shape.noise_token,
@@ -176,10 +208,10 @@ def expert_matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     return {"w1": up, "w2": down, "w3": up}
 
 
-def matrix(kind: str, rows: int, columns: int) -> Layout:
-    """The tensors of one of an expert's matrices in a format of `KINDS`."""
+def matrix(kind: str, rows: int, columns: int, block: int = BLOCK) -> Layout:
+    """The tensors of one of an expert's matrices in a format of `KINDS`; `block` as in `Shape`, of FP8."""
     if kind == "fp8":
-        blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+        blocks = (-(-rows // block), -(-columns // block))
         return {"weight": ("F8_E4M3", (rows, columns)), "scale": ("F8_E8M0", blocks)}
     packed = (rows, columns // 2)
     if kind == "mxfp4":

@@ -1,35 +1,28 @@
 """What a DeepSeek-V4 checkpoint on disk holds, read from `config.json` and the safetensors headers alone.
 
-No torch, no SGLang, no weights. The header layout is the safetensors format's: eight bytes of little-endian length,
-then that many bytes of JSON.
+No torch, no SGLang, no weights. The target is judged here, the draft, whom a launch may not read, in `drafts`.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
-import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from sglang_sm120.checkpoint import expert_formats
-from sglang_sm120.checkpoint.expert_formats import Block, Kind, dtype, kind_of
+from sglang_sm120.checkpoint import completeness, drafts, expert_formats, headers, ignored, memory, survey
+from sglang_sm120.checkpoint.expert_formats import CALLED, Block, Kind, called, dtype, kind_of
+from sglang_sm120.checkpoint.headers import INDEX, CheckpointError, tensor_headers
+from sglang_sm120.checkpoint.memory import Weights
+from sglang_sm120.checkpoint.survey import Experts, Survey
+
+__all__ = ["INDEX", "Checkpoint", "CheckpointError", "Inspected", "inspect", "read", "tensor_headers"]
 
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
-INDEX = "model.safetensors.index.json"
-_ROUTED = re.compile(r"(?P<block>(?:model\.)?(?:layers|mtp)\.\d+)\.(?:ffn|mlp)\.experts\.\d+\.(?P<part>.+)$")
-_HEADER_LIMIT = 512 * 2**20
-_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's begin like UTF-16's
 _COUNTS = ("n_routed_experts", "num_experts_per_tok")
 _DSPARK_COUNTS = ("dspark_n_routed_experts", "dspark_num_experts_per_tok")
 _SIZES = ("hidden_size", "moe_intermediate_size", *_COUNTS)
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message names the file and what to do."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class Checkpoint:
         kind: `mxfp4`, `hybrid-nvfp4`, `fp8` or `other`.
         hidden_size, moe_intermediate_size, experts, top_k: widths and counts of a routed MoE layer, unsharded.
         swiglu_limit: clamp of gate (above) and up (both sides); None without one.
-        problems: faults that make a launch fail or compute nonsense, each naming the file and key to change.
+        problems: faults of the target that make a launch fail or compute nonsense, each naming what to change.
     """
 
     kind: Kind
@@ -56,22 +49,84 @@ class Checkpoint:
         return self.kind != "other"
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """A directory, read once.
+
+    Attributes:
+        checkpoint: the target's facts.
+        survey: what the headers say; nothing of a model that is not DeepSeek-V4.
+        text, quantization: the parts of config.json that are about the text model and its formats.
+        exporter: what quantized a DeepSeek-V4 checkpoint that the overlay leaves alone; None for all others.
+    """
+
+    checkpoint: Checkpoint
+    survey: Survey = field(default_factory=lambda: Survey({}))
+    text: dict[str, Any] = field(default_factory=dict)
+    quantization: dict[str, Any] = field(default_factory=dict)
+    exporter: str | None = None
+
+    def draft_problems(self, algorithm: str, reads: Kind | None = None) -> list[str]:
+        """What keeps a launch from drafting with what is here; arguments as for `drafts.problems`."""
+        foreign = expert_formats.of_another_exporter(self.quantization, self._usual(draft=True))
+        return [foreign] if foreign else drafts.problems(self.survey, self.text, algorithm, reads) if self.text else []
+
+    @property
+    def draft_kind(self) -> Kind | None:
+        """Format of the draft's routed experts; None where no header says it."""
+        return drafts.format_of(self.survey, drafts.layers_of(self.text))
+
+    @property
+    def looked_at(self) -> Kind | None:
+        """Format that SGLang by itself takes all experts for: packed FP4, or FP8; None where no expert says it."""
+        first = self.survey.blocks.get(self.survey.first or "")
+        kind = kind_of(first.usual) if first else "other"
+        return None if kind == "other" else "fp8" if kind == "fp8" else "mxfp4"
+
+    @property
+    def weights(self) -> Weights | None:
+        """Bytes of all tensors; None without any."""
+        return memory.weigh(self.survey, drafts.layers_of(self.text))
+
+    @property
+    def input_scales(self) -> bool:
+        """Whether NVFP4 experts have the scales of activations that W4A4 kernels need; headers alone prove nothing."""
+        experts = self._experts(draft=False).values()
+        return self.survey.is_part or all(e.input_scales for e in experts if kind_of(e.usual) == "hybrid-nvfp4")
+
+    def converted_scales(self, draft: bool) -> str | None:
+        """Type of the first scales that SGLang's loader would not keep as they are; None where it does."""
+        return next(filter(None, map(expert_formats.converted, self._usual(draft).values())), None)
+
+    def _experts(self, draft: bool) -> dict[str, Experts]:
+        layers = drafts.layers_of(self.text)
+        return {name: found for name, found in self.survey.blocks.items() if drafts.is_draft(name, layers) == draft}
+
+    def _usual(self, draft: bool) -> dict[str, Block]:
+        return {name: found.usual for name, found in self._experts(draft).items()}
+
+
 def inspect(directory: Path) -> Checkpoint:
+    """The facts of a local checkpoint. Raises CheckpointError as `read` does."""
+    return read(directory).checkpoint
+
+
+def read(directory: Path) -> Inspected:
     """Read a local checkpoint.
 
     Raises:
-        CheckpointError: `config.json` or a header that decides is absent, cut short or not what its format says.
+        CheckpointError: `config.json`, the index or a shard is absent, cut short or not what its format says.
     """
-    config = _config(directory)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    config, text = headers.configuration(directory)
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise CheckpointError(f"{directory / 'config.json'}: quantization_config is no JSON object; download it again")
     if config.get("model_type") not in DEEPSEEK_V4:
-        return Checkpoint("other")
-    kind, problems = _kind(quantization, _experts(directory))
+        return Inspected(Checkpoint("other"))
+    found = survey.read(directory)
+    kind, problems = _target(quantization, found, text)
     problems += _bad_sizes(text)
-    return Checkpoint(
+    facts = Checkpoint(
         kind,
         text.get("hidden_size"),
         text.get("moe_intermediate_size"),
@@ -80,64 +135,8 @@ def inspect(directory: Path) -> Checkpoint:
         text.get("swiglu_limit"),
         tuple(problems),
     )
-
-
-def tensor_headers(file: Path) -> dict[str, dict[str, Any]]:
-    """Tensor name -> {"dtype", "shape", "data_offsets"} of one safetensors file.
-
-    Raises:
-        CheckpointError: the header is cut, too long or no JSON object.
-    """
-    try:
-        if not file.is_file():  # absent, or a pipe that would wait for ever
-            raise FileNotFoundError(2, "no such file")
-        with file.open("rb") as f:
-            prefix = f.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= _HEADER_LIMIT:
-                raise CheckpointError(f"{file} does not begin with a safetensors header; download it again")
-            text = f.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    try:
-        header = json.loads(text)
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        whole = all(isinstance(e["dtype"], str) and _is_range(e["data_offsets"]) for e in tensors.values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"the safetensors header of {file} is cut short or damaged; download it again")
-    return tensors
-
-
-def _is_range(offsets: Any) -> bool:
-    """Whether it is a begin and an end in bytes, as a file can have them."""
-    begin, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (None, None)
-    return type(begin) is int and type(end) is int and 0 <= begin <= end < 2**63
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    file = directory / "config.json"
-    try:
-        raw = file.read_bytes()
-        if raw.startswith(_BYTE_ORDER_MARKS):
-            raise CheckpointError(
-                f"{file} begins with a byte order mark, so SGLang does not read it; save it as UTF-8 without one"
-            )
-        config = json.loads(raw.decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist; --model needs a checkpoint directory") from None
-    except NotADirectoryError:
-        raise CheckpointError(f"{directory} is a file; --model needs a checkpoint directory") from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON ({error}); it is cut short or damaged, download it again") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds no JSON object; download it again")
-    return config
+    exporter = str(quantization.get("quant_method", "an exporter without a name")) if kind == "other" else None
+    return Inspected(facts, found, text, quantization, exporter)
 
 
 def _bad_sizes(text: dict[str, Any]) -> list[str]:
@@ -165,57 +164,42 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _experts(directory: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Block (`layers.0`, `mtp.0`) -> part of its first routed expert (`w1.weight`, `w1.scale`, …) -> header entry."""
-    headers: dict[Path, dict[str, dict[str, Any]]] = {}
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, file in _routed_names(directory):
-        match = _ROUTED.search(name)
-        if match is None or match["part"] in found.setdefault(match["block"], {}):
-            continue
-        if file not in headers:
-            headers[file] = tensor_headers(file)
-        if name not in headers[file]:
-            raise CheckpointError(f"{file} lacks {name}, which {INDEX} places there; download it again")
-        found[match["block"]][match["part"]] = headers[file][name]
-    return found
-
-
-def _routed_names(directory: Path) -> Iterator[tuple[str, Path]]:
-    index = directory / INDEX
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            items = sorted((name, directory / shard) for name, shard in weight_map.items())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise CheckpointError(f"{index} is cut short or has no weight_map; download it again") from None
-        except OSError as error:
-            raise CheckpointError(f"{index} cannot be read: {error.strerror}") from error
-        yield from items
-        return
-    for file in sorted(directory.glob("*.safetensors")):
-        for name in tensor_headers(file):
-            yield name, file
+def _target(quantization: dict[str, Any], found: Survey, text: dict[str, Any]) -> tuple[Kind, list[str]]:
+    """Kind of the target's routed experts, and what keeps SGLang from reading them."""
+    layers = drafts.layers_of(text)
+    target = {name: experts for name, experts in found.blocks.items() if not drafts.is_draft(name, layers)}
+    usual = {name: experts.usual for name, experts in target.items()}
+    foreign = expert_formats.of_another_exporter(quantization, usual)
+    if foreign:
+        return "other", [foreign]
+    kind, problems = _kind(quantization, usual)
+    for name, experts in target.items():
+        problems += expert_formats.unreadable(name, experts.usual)
+        problems += completeness.odd_scales(name, experts)
+    if kind != "other" and not found.is_part:
+        problems += completeness.of_target(target, text, layers)
+    return kind, problems
 
 
 def _kind(quantization: dict[str, Any], blocks: Mapping[str, Block]) -> tuple[Kind, list[str]]:
     """Kind of the target's routed experts, and what contradicts the configuration."""
-    foreign = expert_formats.of_another_exporter(quantization, blocks)
-    if foreign:
-        return "other", [foreign]
     declared = (
         str(quantization.get("quant_algo", "")).upper() == "MIXED_PRECISION"
         and str(quantization.get("moe_quant_algo", "")).upper() == "NVFP4"
     )
-    target = next((block for block in blocks if "mtp." not in block), "")
-    parts = blocks.get(target, {})
+    excluded = {name for name in blocks if declared and ignored.excludes(quantization, name)}
+    parts = next((block for name, block in blocks.items() if name not in excluded), {})
     weight = dtype(parts, "w1.weight")
     kind: Kind = kind_of(parts) if weight else ("hybrid-nvfp4" if declared else _declared_kind(quantization))
     problems = _undeclared(quantization, parts, kind, declared)
     if kind == "other" and weight:
         problems.append(f"the routed experts have dtype {weight}; expected I8 (MXFP4), U8 (NVFP4) or F8_E4M3 (FP8)")
-    problems += _odd_blocks(quantization, blocks, target, kind)
-    return kind, problems + [said for name, block in blocks.items() for said in expert_formats.unreadable(name, block)]
+    for name, block in blocks.items():
+        reads = "mxfp4" if name in excluded else kind
+        if dtype(block, "w1.weight") and kind_of(block) != reads and kind != "other":
+            of = f"the experts of {name} are {called(block)}"
+            problems.append(f"{of}, and SGLang would read them as {CALLED[reads]}; convert the checkpoint anew")
+    return kind, problems
 
 
 def _undeclared(quantization: dict[str, Any], parts: Block, kind: Kind, declared: bool) -> list[str]:
@@ -236,25 +220,6 @@ def _undeclared(quantization: dict[str, Any], parts: Block, kind: Kind, declared
         problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts have dtype {weight}; expected U8")
     elif declared and weight and kind == "mxfp4":
         problems.append(f"{where}.moe_quant_algo says NVFP4, but the routed experts are MXFP4 by their scales")
-    return problems
-
-
-def _odd_blocks(quantization: dict[str, Any], blocks: Mapping[str, Block], target: str, kind: Kind) -> list[str]:
-    """Blocks whose experts SGLang would read in another format than they have.
-
-    It reads all target layers as the first one, but those that `ignore` names, and the draft as MXFP4 where the
-    target's bytes are packed.
-    """
-    ignored = [p for p in quantization.get("ignore") or [] if not str(p).startswith("mtp")]
-    problems = []
-    for block, parts in blocks.items():
-        draft = "mtp." in block
-        expected = ("fp8" if kind == "fp8" else "mxfp4") if draft else kind
-        weight = dtype(parts, "w1.weight")
-        if not weight or kind_of(parts) == expected or kind == "other" or (ignored and not draft):
-            continue
-        of = f"the experts of {block} are {kind_of(parts)} ({weight})"
-        problems.append(f"{of}, and SGLang would read them as {expected}; convert the checkpoint anew")
     return problems
 
 

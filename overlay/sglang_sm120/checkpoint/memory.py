@@ -7,16 +7,13 @@ rank, so the rest is given as a range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from sglang_sm120.checkpoint.inspection import tensor_headers
+from sglang_sm120.checkpoint import drafts
 from sglang_sm120.checkpoint.shares import expert_ranks
+from sglang_sm120.checkpoint.survey import Survey
 
 GIB = 2**30
-ROUTED = ".experts."
-SHARED = ".shared_experts."
-DRAFT = "mtp."
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,13 @@ class Weights:
     rest: int = 0
     draft_rest: int = 0
 
-    def per_gpu(self, tp: int, pp: int, draft: bool, ep: int = 1, moe_dp: int = 1) -> tuple[int, int]:
-        """Least and most bytes that a rank holds; the draft is not cut by pp."""
-        experts = (self.experts / pp + (self.draft_experts if draft else 0)) / (ep * expert_ranks(tp, ep, moe_dp))
+    def per_gpu(
+        self, tp: int, pp: int, draft: bool, ep: int = 1, moe_dp: int = 1, copies: float = 1
+    ) -> tuple[int, int]:
+        """Least and most bytes that a rank holds; the draft is not cut by pp, and has no redundant experts."""
+        experts = (self.experts * copies / pp + (self.draft_experts if draft else 0)) / (
+            ep * expert_ranks(tp, ep, moe_dp)
+        )
         rest = self.rest / pp + (self.draft_rest if draft else 0)
         return round(experts + rest / tp), round(experts + rest)
 
@@ -59,18 +60,20 @@ class Budget:
     fits: bool
 
 
-def weigh(directory: Path) -> Weights | None:
-    """Sum the tensors of a checkpoint; None when no safetensors file is there. May raise CheckpointError."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        return None
+def weigh(survey: Survey, layers: int | None) -> Weights | None:
+    """Sum the tensors of a checkpoint whose target has that many layers; None when there are none."""
     sizes = {"experts": 0, "draft_experts": 0, "rest": 0, "draft_rest": 0}
-    for file in files:
-        for name, entry in tensor_headers(file).items():
-            begin, end = entry["data_offsets"]
-            kind = "experts" if ROUTED in name and SHARED not in name else "rest"
-            sizes[f"draft_{kind}" if name.startswith(DRAFT) else kind] += end - begin
-    return Weights(**sizes)
+    for kind, found in (("experts", survey.expert_bytes), ("rest", survey.other_bytes)):
+        for block, size in found.items():
+            sizes[f"draft_{kind}" if drafts.is_draft(block, layers) else kind] += size
+    return Weights(**sizes) if survey.expert_bytes or survey.other_bytes else None
+
+
+def with_draft(target: Weights | None, draft: Weights | None) -> Weights | None:
+    """The target's weights with the draft of another checkpoint, or of the same."""
+    if target is None or draft is None:
+        return target
+    return replace(target, draft_experts=draft.draft_experts, draft_rest=draft.draft_rest)
 
 
 def budget(
@@ -83,6 +86,7 @@ def budget(
     *,
     ep: int = 1,
     moe_dp: int = 1,
+    copies: float = 1,
 ) -> Budget:
     """What the weights take of each GPU, and whether they leave anything of what SGLang gives them.
 
@@ -90,9 +94,10 @@ def budget(
         memory_gib: of each GPU.
         tp, pp, ep, moe_dp: parallel sizes of the launch.
         draft: whether it loads the checkpoint's draft.
+        copies: experts that a layer of the target keeps for each one of the checkpoint; above 1 with redundant ones.
         static_fraction: `--mem-fraction-static` as resolved: the share of a GPU for weights and KV cache together.
     """
-    least, most = weights.per_gpu(tp, pp, draft, ep, moe_dp)
+    least, most = weights.per_gpu(tp, pp, draft, ep, moe_dp, copies)
     return Budget(
         gpu_memory_gib=memory_gib,
         static_gib=round(memory_gib * static_fraction, 2),

@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
+from sglang_sm120.commands.bench import command as bench
 from sglang_sm120.commands.client import API_KEY, without_password
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
+from sglang_sm120.commands.tune import whole
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS
 
 
@@ -71,8 +73,10 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         command.error(f"unrecognized arguments: {' '.join(names)}{meant}{theirs}")
     if flags and arguments.command != "plan":
         command.error(f"{arguments.command} takes nothing after --")
-    if arguments.command == "selftest" and (arguments.triton or arguments.lean) and not arguments.sm120_code:
-        command.error("--triton and --lean are for --sm120-code")
+    if arguments.command == "selftest" and not arguments.sm120_code:
+        for flag in ("triton", "lean", "minutes"):
+            if getattr(arguments, flag):
+                command.error(f"--{flag} is for --sm120-code")
     if arguments.command == "tune" and not (arguments.shapes or arguments.model_path or arguments.check):
         command.error("give --model-path DIR or --shapes E,H,I,K")
     return arguments, flags
@@ -93,6 +97,8 @@ def parser() -> Parser:
     _add_selftest(commands)
     _add_tune(commands)
     _add_verify(commands)
+    _add_bench(commands)
+    _add_report(commands)
     top.commands = dict(commands.choices)
     return top
 
@@ -128,6 +134,7 @@ def _add_selftest(commands: Any) -> None:
     p.add_argument("--sm120-code", action="store_true", help="on an SM90: run what Triton compiles for SM120 instead")
     p.add_argument("--triton", type=_path, nargs="+", default=[], metavar="DIR", help="--sm120-code: other Tritons too")
     p.add_argument("--lean", action="store_true", help="--sm120-code: each tile on one layer only")
+    p.add_argument("--minutes", type=_minutes, metavar="M", help="--sm120-code: end what still runs after these (30)")
     p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -135,23 +142,30 @@ def _add_selftest(commands: Any) -> None:
 def _add_tune(commands: Any) -> None:
     p = commands.add_parser(
         "tune",
-        help="measure tiles for the kernel on this GPU, which launches then use",
-        description="Measure tiles for the kernel on this GPU and keep the faster ones in a table that launches read. "
-        "Results keep every bit. Interrupted or out of time, the same command goes on.",
+        help="check and time MoE runners on this GPU, and tiles of the kernel; launches use both",
+        description="Check each MoE runner that SGLang has for a checkpoint's layers against float64 and time it on "
+        "this GPU, then measure tiles for our kernel, which keep every bit. Launches read both tables. Interrupted or "
+        "out of time, the same command goes on.",
     )
     p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint whose experts are meant")
     p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
     p.add_argument(
         "--shapes", "--shape", nargs="+", type=_checked(tune.shape), metavar="E,H,I,K",
-        help="experts, hidden, intermediate of one rank, top-k instead",
+        help="experts, hidden, intermediate of one rank, top-k instead; ,nvfp4 after it for that format",
     )  # fmt: skip
+    p.add_argument("--only", choices=whole.PARTS, help="measure these alone; default: runners, then tiles")
+    p.add_argument("--runners", nargs="+", metavar="NAME", help="try these; default: all that this GPU has kernels for")
     p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="at most this long (10)")
     p.add_argument(
         "--tokens", type=_checked(tune.tokens), default=tune.DEFAULT_TOKENS, metavar="T,T",
         help="batch sizes, powers of two (1 to 256)",
     )  # fmt: skip
     p.add_argument("--routing", choices=ROUTINGS, default="uniform", help="how tokens choose experts (uniform)")
-    p.add_argument("--out", type=_path, metavar="FILE", help="default: where launches look for it")
+    p.add_argument(
+        "--out", type=_path, metavar="FILE", help="default: where launches look; of the tiles, without --only"
+    )
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document with raw samples there")
     p.add_argument("--check", action="store_true", help="measure nothing; say whether a launch uses a table")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -183,6 +197,48 @@ def _secret(text: str) -> str:
     if not text or not text.isascii() or not text.isprintable():
         raise argparse.ArgumentTypeError("expected printable ASCII (the value is not shown)")
     return text
+
+
+def _add_bench(commands: Any) -> None:
+    p = commands.add_parser(
+        "bench",
+        help="SGLang's serving benchmark on a running server, over several loads; or compare two receipts",
+        description="Run SGLang's own serving benchmark against a server at several loads, with what the server says "
+        "of itself. The receipt holds no path, host, key or prompt.",
+    )
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--url", type=_url, help="of the server, as in http://127.0.0.1:30000")
+    which.add_argument("--compare", type=_path, nargs=2, metavar=("A", "B"), help="two receipts side by side instead")
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint, for its tokenizer")
+    _add_loads(p)
+    p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document there, and a picture beside it")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_loads(p: Any) -> None:
+    for name, default, what in (
+        ("--concurrency", bench.CONCURRENCY, "sequences at once"),
+        ("--lengths", bench.LENGTHS, "tokens of a prompt"),
+    ):
+        text = ",".join(map(str, default))
+        p.add_argument(name, type=_counts, default=default, metavar="N,N", help=f"{what} ({text})")
+    p.add_argument("--output", type=_positive, default=bench.OUTPUT, metavar="N", help=f"of an answer ({bench.OUTPUT})")
+
+
+def _add_report(commands: Any) -> None:
+    p = commands.add_parser(
+        "report",
+        help="doctor, selftest, tune and bench in one file, for an issue or a pull request",
+        description="What an issue or a pull request needs, in one file that holds no path, host, key or prompt.",
+    )
+    p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint: its runners are measured")
+    p.add_argument("--tp", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
+    p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="for the runners, at most (10)")
+    p.add_argument("--url", type=_url, help="a running server, which is benchmarked")
+    _add_loads(p)
+    p.add_argument("--out", type=_path, metavar="FILE", help="default: sglang-sm120-report.json")
+    p.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -228,6 +284,10 @@ def _above_zero(kind: Callable[[str], float], what: str) -> Callable[[str], floa
         return value
 
     return converted
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(_positive(word)) for word in text.split(","))
 
 
 _positive = _above_zero(int, "a positive whole number")

@@ -28,15 +28,17 @@ class Sm120MoEMethod(FusedMoEMethodBase):
     Args:
         prefix: module name of the layer, for messages.
         activation: `bf16` (W4A16) or `mxfp8` (W4A8).
+        batch_invariant: a token's result has the same bits whatever else is in the batch.
     """
 
     # The kernel multiplies by routed_scaling_factor itself; top-k must not.
     fuse_routed_scaling_factor_in_topk = False
     load_up_proj_weight_first = False
 
-    def __init__(self, prefix: str, activation: str = "bf16") -> None:
+    def __init__(self, prefix: str, activation: str = "bf16", *, batch_invariant: bool = False) -> None:
         self.prefix = prefix
         self.activation = activation
+        self.batch_invariant = batch_invariant
         self.role = server_flags.role(prefix)
         self.has_run = False
 
@@ -134,15 +136,17 @@ class Sm120MoEMethod(FusedMoEMethodBase):
             routed_scaling_factor=self._scaling_factor(layer),
             activation=self.activation,
             out=out,
+            batch_invariant=self.batch_invariant,
         )
         return built_layers.combine_input(out)
 
     def _announce(self) -> None:
         self.has_run = True
         self.experts.note_forward()
+        kept = ", batch-invariant" if self.batch_invariant else ""
         decisions.once(
             ("apply", self.role),
-            f"{RUNNER} runs the {self.role}'s experts ({self.prefix}, {self.activation} activations)",
+            f"{RUNNER} runs the {self.role}'s experts ({self.prefix}, {self.activation} activations{kept})",
         )
 
     def _warm_up(self, weights: fp4_moe.PreparedWeights) -> None:
@@ -153,6 +157,7 @@ class Sm120MoEMethod(FusedMoEMethodBase):
             server_flags.most_tokens_of_a_forward(),
             activation=self.activation,
             swiglu_limit=self.config.swiglu_limit,
+            batch_invariant=self.batch_invariant,
         )
         decisions.once(
             ("warm-up", done), f"{RUNNER} compiled {done.kernels} kernels in {done.seconds:.1f} s (for {self.prefix})"

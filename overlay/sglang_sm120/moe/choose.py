@@ -34,7 +34,8 @@ def mxfp4_method(config: Any, prefix: str, runner: str, patch: str, reason: str,
     else:
         from sglang_sm120.moe.mxfp4_method import Sm120Mxfp4MoEMethod
 
-        runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation)
+        kept = _batch_invariant(settings)
+        runner, method = RUNNER, Sm120Mxfp4MoEMethod(prefix, settings.activation, batch_invariant=kept)
     return _recorded(method, prefix, runner, patch, reason)
 
 
@@ -47,7 +48,13 @@ def nvfp4_method(prefix: str, patch: str, reason: str, settings: Settings) -> An
         decisions.once(("nvfp4", "activation"), said)
     known = decisions.decision(server_flags.role(prefix))
     patch = (known.changed_by if known and known.runner == RUNNER else None) or patch
-    return _recorded(Sm120Nvfp4MoEMethod(prefix), prefix, RUNNER, patch, reason)
+    method = Sm120Nvfp4MoEMethod(prefix, batch_invariant=_batch_invariant(settings))
+    return _recorded(method, prefix, RUNNER, patch, reason)
+
+
+def _batch_invariant(settings: Settings) -> bool:
+    """Whether a token's bits must not depend on its batch: asked of us, or of SGLang."""
+    return settings.batch_invariant or server_flags.runs_deterministically()
 
 
 def _recorded(method: Any, prefix: str, runner: str, patch: str, reason: str) -> Any:
@@ -55,5 +62,6 @@ def _recorded(method: Any, prefix: str, runner: str, patch: str, reason: str) ->
     known = decisions.decision(role)
     reason = known.reason if known and known.runner == runner else reason
     decisions.decide("dispatch", Decision(role, runner, patch, reason))
-    decisions.once((role, runner), f"MoE {role}: {type(method).__name__} ({runner}) for {prefix}")
+    kept = ", batch-invariant" if getattr(method, "batch_invariant", False) else ""
+    decisions.once((role, runner), f"MoE {role}: {type(method).__name__} ({runner}{kept}) for {prefix}")
     return method

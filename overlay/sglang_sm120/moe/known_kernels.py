@@ -7,7 +7,7 @@ SGLang's NVFP4 method implements no runner but these two families, FlashInfer CU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_sm120.settings import RUNNER
@@ -18,6 +18,9 @@ METHOD, OUR_NVFP4_METHOD = "Sm120Mxfp4MoEMethod", "Sm120Nvfp4MoEMethod"
 OURS = (METHOD, OUR_NVFP4_METHOD)
 NVFP4_METHOD, FP8_METHOD = "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"  # SGLang's, each for several runners
 NOT_MXFP4 = "it would read the packed FP4 bytes as another format"
+# Columns of an expert on a rank, in SGLang's NVFP4 method: FlashInfer CUTLASS pads no gated experts, whose rows, gate
+# and up together, are swizzled in tiles of 128; Marlin's tiles have 64 columns.
+NVFP4_MULTIPLE = 64
 SM12X = 12  # major compute capability
 
 
@@ -32,6 +35,7 @@ class Kernel:
         reason: why SM120 has none, where the architectures do not say it.
         offered: named as an alternative when another runner is refused.
         global_ids: picks a rank's experts from global expert ids itself.
+        varies: why a token's bits may depend on its batch or the run; None where the kernel can be told to keep them.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Kernel:
     reason: str | None = None
     offered: bool = False
     global_ids: bool = False
+    varies: str | None = None
 
     @property
     def why_not(self) -> str | None:
@@ -49,8 +54,17 @@ class Kernel:
         return f"its kernels are built for {' and '.join(f'SM{m}0' for m in sorted(self.majors))} only"
 
 
-def _kernel(name: str, method: str | None, *majors: int, offered: bool = False, global_ids: bool = False) -> Kernel:
-    return Kernel(name, method, frozenset(majors), offered=offered, global_ids=global_ids)
+# Why the bits of others vary.
+_TUNED = "its tiles follow the number of tokens"
+_SPLIT = "it splits K by the number of tokens"
+_ATOMICS = f"{_SPLIT}, and on SM90 adds with atomics"
+
+
+def _kernel(
+    name: str, method: str | None, *majors: int, offered: bool = False, global_ids: bool = False,
+    varies: str | None = _TUNED,
+) -> Kernel:  # fmt: skip
+    return Kernel(name, method, frozenset(majors), offered=offered, global_ids=global_ids, varies=varies)
 
 
 def _none(reason: str, *runners: str) -> dict[str, Kernel]:
@@ -60,15 +74,17 @@ def _none(reason: str, *runners: str) -> dict[str, Kernel]:
 _TRTLLM_NVFP4 = _kernel("FlashInfer TRT-LLM NVFP4", NVFP4_METHOD, 10)
 _TRTLLM_MXFP4 = _kernel("FlashInfer TRT-LLM MXFP4", "Mxfp4FlashinferTrtllmMoEMethod", 10)
 _TRTLLM_FP8 = _kernel("FlashInfer TRT-LLM FP8", FP8_METHOD, 10)
-_TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True)
-_DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8 and packed FP4
+# SGLang gives it one configuration for all batches with --enable-deterministic-inference.
+_TRITON_FP8 = _kernel("Triton block FP8", FP8_METHOD, 9, 10, 12, offered=True, varies=None)
+_DEEP_GEMM = _kernel("DeepGEMM", FP8_METHOD, 9, 10, 12)  # reads block FP8
+_DEEP_GEMM_FP4 = replace(_DEEP_GEMM, offered=True)  # packed FP4 too, on SM120 in releases that have that
 _SGL_TRTLLM, _MEGAMOE = _kernel("SGLang TRT-LLM", None, 10), _kernel("FlashInfer MegaMoE", None, 10)
 
 # Ours: made for SM12x and run on an H200 too (docs/E2E.md), where SGLANG_SM120_ASSUME routes to them.
 _NVFP4: dict[str, Kernel] = {
-    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True),
+    RUNNER: _kernel(f"Triton NVFP4 ({RUNNER})", OUR_NVFP4_METHOD, 9, 12, offered=True, varies=None),
     "flashinfer_cutlass": _kernel("FlashInfer CUTLASS NVFP4", NVFP4_METHOD, 10, 12, offered=True, global_ids=True),
-    "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True),
+    "marlin": _kernel("Marlin NVFP4 (W4A16)", NVFP4_METHOD, 8, 9, 10, 12, offered=True, varies=_ATOMICS),
     "flashinfer_trtllm": _TRTLLM_NVFP4,
     "flashinfer_trtllm_routed": _TRTLLM_NVFP4,
     "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL NVFP4", NVFP4_METHOD, 10),
@@ -90,10 +106,10 @@ _MXFP4: dict[str, Kernel] = {
     "flashinfer_mxfp4": _kernel(
         "FlashInfer CUTLASS MXFP4", "Mxfp4FlashinferCutlassMoEMethod", 9, 12, offered=True, global_ids=True
     ),
-    "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True),
-    RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True),
+    "marlin": _kernel("Marlin MXFP4 (W4A16)", "Mxfp4MarlinMoEMethod", 9, 12, offered=True, varies=_SPLIT),
+    RUNNER: _kernel(f"Triton MXFP4 ({RUNNER})", METHOD, 9, 12, offered=True, varies=None),
     "humming": _kernel("Humming MXFP4", "Mxfp4HummingMoEMethod", 9, 10, 12),
-    "deep_gemm": _DEEP_GEMM,
+    "deep_gemm": _DEEP_GEMM_FP4,
     "flashinfer_trtllm": _TRTLLM_MXFP4,
     "flashinfer_trtllm_routed": _TRTLLM_MXFP4,
     "flashinfer_cutedsl": _kernel("FlashInfer CuteDSL", None, 10),
@@ -179,7 +195,8 @@ def fault(method: str, runner: str | None, major: int, packed: bool) -> str | No
         if method == FP8_METHOD and packed:
             return f"{method} on {runner} does not read packed FP4 experts"
         return None
-    if packed and kernel in _FP8.values() and kernel not in _MXFP4.values():
+    reads = _MXFP4.get(runner or "")
+    if packed and kernel in _FP8.values() and (reads is None or reads.method != kernel.method):
         return f"{kernel.name} would read the packed FP4 bytes as FP8"
     if major not in kernel.majors:
         have = ", ".join(f"SM{m}x" for m in sorted(kernel.majors))

@@ -11,7 +11,7 @@ import os
 from functools import cache, lru_cache
 from typing import Any
 
-from sglang_sm120 import __version__
+from sglang_sm120 import __version__, gpu
 from sglang_sm120.patching import records
 
 INFO, DISPATCHES = "sglang_sm120_info", "sglang_sm120_dispatch"
@@ -52,7 +52,7 @@ def _counter() -> Any:
 def _gauge() -> Any:
     from prometheus_client import Gauge
 
-    labels = ("version", "role", "kernel", "patches")
+    labels = ("version", "role", "kernel", "patches", "gpu")
     return Gauge(
         INFO, "The overlay, the kernel of each layer kind, and the applied patches", labels, multiprocess_mode="all"
     )
@@ -60,4 +60,6 @@ def _gauge() -> Any:
 
 def _announce(role: str, kernel: str) -> None:
     applied = ",".join(s.name for s in records.STATES.values() if s.status == records.Status.APPLIED)
-    _gauge().labels(version=__version__, role=role, kernel=kernel, patches=applied).set(1)
+    card = gpu.detect()
+    name = card.name if card else ""
+    _gauge().labels(version=__version__, role=role, kernel=kernel, patches=applied, gpu=name).set(1)

@@ -1,24 +1,22 @@
 """Which MoE runner a DeepSeek-V4 layer gets on SM120 and SM121. Pure decisions: no torch, no SGLang.
 
-Which runner has a kernel for a format is in `known_kernels`.
+Which runner has a kernel for a format is in `known_kernels`, what keeps a launch from it in `refusals`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_sm120.moe import known_kernels
-from sglang_sm120.moe.launch import CUTLASS_MULTIPLE, Launch
+from sglang_sm120.moe import known_kernels, refusals
+from sglang_sm120.moe.launch import Launch
+from sglang_sm120.moe.refusals import RouteError
 from sglang_sm120.settings import DRAFT_MOE, DRAFT_RUNNERS, RUNNER, TARGET_MOE
+from sglang_sm120.upstream.server_flags import Role
 
 TARGET_FLAG = "--moe-runner-backend"
 DRAFT_FLAG = "--speculative-moe-runner-backend"
-# Runner -> the all-to-alls whose dispatch it reads, by SGLang's register_fused_func; `none` alone for the others.
-_NVFP4_DISPATCH = {"flashinfer_cutlass": ("none", "flashinfer")}
-
-
-class RouteError(ValueError):
-    """No kernel for what was asked; the message names the flag, its value, the reason and what works."""
+_INVARIANT = "batch-invariant experts were asked for, and SGLang's choice for MXFP4 does not keep a token's bits"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def route_target(launch: Launch) -> Route:
     if launch.kind == "mxfp4":
         return _mxfp4_target(launch)
     if launch.kind == "fp8":
-        _refuse_fp8(TARGET_FLAG, launch.target_runner)
+        refusals.require_fp8(TARGET_FLAG, launch.target_runner)
     if launch.kind == "fp8" and launch.default_reads_fp4_only and launch.target_runner == "auto":
         return Route("triton", "the experts are FP8; this SGLang's default on SM120 has no kernel for them")
     return Route(None, "its experts are not FP4")
@@ -58,7 +56,8 @@ def route_draft(launch: Launch) -> Route:
     if kind in ("hybrid-nvfp4", "mxfp4"):
         return _mxfp4_draft(launch) if inherits else _explicit_mxfp4_draft(launch)
     if kind == "fp8":
-        _refuse_fp8(DRAFT_FLAG, launch.draft_runner)
+        refusals.require_fp8(DRAFT_FLAG, launch.draft_runner)
+        refusals.require_fp8_stages(launch)
     if kind == "fp8" and not inherits and launch.draft_runner in (None, "auto"):
         return Route("triton", "the draft's experts are FP8 and the target's are not")
     return Route(None, "its experts are not FP4")
@@ -66,9 +65,9 @@ def route_draft(launch: Launch) -> Route:
 
 def _nvfp4_target(launch: Launch) -> Route:
     source, asked = _asked_target(launch)
-    reason = known_kernels.why_not("nvfp4", asked) or _nvfp4_obstacle(launch, asked)
+    reason = known_kernels.why_not("nvfp4", asked) or refusals.nvfp4_obstacle(launch, asked)
     if reason is not None:
-        raise RouteError(_refusal(source, asked, reason, _nvfp4_working(launch)))
+        raise RouteError(refusals.refusal(source, asked, reason, refusals.nvfp4_working(launch)))
     if launch.quantization not in (None, "fp8"):
         raise RouteError(
             f"--quantization {launch.quantization} is not what this checkpoint is (its target experts are NVFP4, the "
@@ -76,49 +75,65 @@ def _nvfp4_target(launch: Launch) -> Route:
         )
     if asked != "auto":
         return Route(None if source == TARGET_FLAG else asked, f"{source} {asked} was asked for")
-    ours = _nvfp4_obstacle(launch, RUNNER)
+    allowed = [r for r in known_kernels.offered("nvfp4") if refusals.nvfp4_obstacle(launch, r) is None]
+    return _measured(launch, "nvfp4", "target", _fixed_nvfp4_target(launch), allowed)
+
+
+def _fixed_nvfp4_target(launch: Launch) -> Route:
+    """The target's runner where nobody asked for one and none was measured."""
+    ours = refusals.nvfp4_obstacle(launch, RUNNER)
     if ours is None:
         return Route(RUNNER, "the target's experts are NVFP4; SGLang's default for this checkpoint is SM100 only")
-    cutlass = _nvfp4_obstacle(launch, "flashinfer_cutlass")
+    cutlass, marlin = (refusals.nvfp4_obstacle(launch, runner) for runner in ("flashinfer_cutlass", "marlin"))
     if cutlass is None:
         return Route("flashinfer_cutlass", f"{RUNNER} cannot run the target: {ours}")
-    neither = f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}"
+    why = f"{RUNNER} cannot run the target: {ours}; FlashInfer CUTLASS neither: {cutlass}"
     if launch.all_to_all != "none":
-        raise RouteError(f"{neither}; leave --moe-a2a-backend out, or give flashinfer")
-    return Route("marlin", neither)
-
-
-def _nvfp4_obstacle(launch: Launch, runner: str) -> str | None:
-    """Why a launch keeps a runner with kernels for NVFP4 from running the target; None if it does not."""
-    if runner == RUNNER and launch.unreached is not None:
-        return launch.unreached
-    if runner != "auto" and launch.all_to_all not in _NVFP4_DISPATCH.get(runner, ("none",)):
-        return _own_dispatch("--moe-a2a-backend", launch.all_to_all, runner)
-    if runner == "flashinfer_cutlass" and launch.ep not in (1, launch.tp):
-        return f"FlashInfer CUTLASS needs --ep-size 1 or {launch.tp} (it is {launch.ep})"
-    if runner == "flashinfer_cutlass" and launch.quantization is not None:
-        return f"SGLang refuses FlashInfer CUTLASS with --quantization {launch.quantization}, which is redundant here"
-    return None
-
-
-def _nvfp4_working(launch: Launch) -> tuple[str, ...]:
-    """The runners to offer that this SGLang's flags have, and that the launch lets run the target."""
-    missing = set() if launch.takes_names else {RUNNER}
-    offered = known_kernels.offered("nvfp4")
-    return tuple(r for r in offered if r not in missing and _nvfp4_obstacle(launch, r) is None)
+        raise RouteError(f"{why}; leave --moe-a2a-backend out, or give flashinfer")
+    if marlin is not None:
+        raise RouteError(f"no runner can run the target's NVFP4 experts here: {why}; Marlin neither: {marlin}")
+    return Route("marlin", why)
 
 
 def _mxfp4_target(launch: Launch) -> Route:
     source, asked = _asked_target(launch)
-    _refuse_mxfp4(launch, source, asked)
-    if asked == RUNNER and launch.all_to_all != "none":
-        reason = f"{_own_dispatch('--moe-a2a-backend', launch.all_to_all)}; leave that flag out, or this one"
-        raise RouteError(_refused(source, asked, reason))
-    if asked == "auto" and launch.all_to_all == "none" and launch.cutlass_mxfp4 and not launch.fits_cutlass:
-        return Route(RUNNER if launch.takes_names else "marlin", _cutlass_shapes(launch))
+    converted = launch.converted_scales
+    refusals.require_mxfp4(launch, source, asked, converted, of_target=True)
+    if launch.all_to_all != "none" and (asked == RUNNER or (asked == "auto" and converted is not None)):
+        reason = f"{refusals.own_dispatch('--moe-a2a-backend', launch.all_to_all)}; leave that flag out"
+        raise RouteError(f"{refusals.refused(source, asked, reason)}{', or this one' if asked == RUNNER else ''}")
+    if asked == "auto" and converted is not None:
+        return Route(RUNNER, refusals.converted_by_loader(converted))
+    if _must_be_ours(launch, asked):
+        return Route(RUNNER, _INVARIANT)
     if asked != "auto" and source != TARGET_FLAG:
         return Route(asked, f"{source} {asked} was asked for")
-    return Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    fixed = Route(None, "SGLang's choice for MXFP4 experts has kernels for SM120")
+    if asked != "auto" or launch.all_to_all != "none":
+        return fixed
+    if launch.cutlass_mxfp4 and not launch.fits_cutlass:
+        fixed = Route(RUNNER if launch.takes_names else "marlin", refusals.cutlass_shapes(launch))
+    allowed = refusals.mxfp4_working(launch, of_target=True, besides=("deep_gemm", "humming"))
+    return _measured(launch, "mxfp4", "target", fixed, allowed)
+
+
+def _measured(launch: Launch, experts: known_kernels.Format, role: Role, fixed: Route, allowed: Sequence[str]) -> Route:
+    """The fastest right runner of this GPU's table; `fixed` where that is the one, or where nothing was measured."""
+    if launch.auto is None:
+        return fixed
+    if launch.invariant:
+        allowed = [r for r in allowed if known_kernels.KERNELS[experts, r].varies is None]
+    stock = "flashinfer_mxfp4" if launch.cutlass_mxfp4 else "marlin"  # SGLang's own choice for MXFP4 on SM120
+    meant = fixed.runner or stock
+    choice = launch.auto.choose(launch.layer(experts, role), role, meant, allowed)
+    if choice.runner in (None, meant):
+        return Route(fixed.runner, f"{fixed.reason} ({choice.says()})")
+    return Route(choice.runner, choice.says())
+
+
+def _must_be_ours(launch: Launch, asked: str) -> bool:
+    """Whether MXFP4 experts that SGLang's default would run go to our runner, the one that keeps bits."""
+    return launch.invariant and asked == "auto" and launch.all_to_all == "none"
 
 
 def _asked_target(launch: Launch) -> tuple[str, str]:
@@ -130,13 +145,18 @@ def _asked_target(launch: Launch) -> tuple[str, str]:
 
 def _mxfp4_draft(launch: Launch) -> Route:
     source, asked = _asked_draft(launch)
-    if launch.speculative == "DSPARK" and asked not in ("auto", *known_kernels.offered("mxfp4")):
+    if launch.speculative == "DSPARK" and asked not in DRAFT_RUNNERS:
         reason = "DSpark itself runs its draft on the target's runner, and no patch gives it this one"
-        raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
-    _refuse_mxfp4(launch, source, asked)
+        raise RouteError(refusals.refusal(source, asked, reason, refusals.mxfp4_working(launch)))
+    refusals.require_mxfp4(launch, source, asked, launch.draft_converted_scales)
     _refuse_other_ids(launch, source, asked)
-    if asked == RUNNER:
-        _refuse_dispatch(launch, source)
+    ours = asked == "auto" and (launch.draft_converted_scales is not None or _must_be_ours(launch, asked))
+    if asked == RUNNER or ours:
+        refusals.require_no_dispatch(launch, None if ours else source)
+    if asked == "auto" and launch.draft_converted_scales is not None:
+        return Route(RUNNER, refusals.converted_by_loader(launch.draft_converted_scales))
+    if ours:
+        return Route(RUNNER, _INVARIANT)
     if asked != "auto" and (source != DRAFT_FLAG or launch.speculative == "DSPARK"):
         return Route(asked, f"{source} {asked} was asked for")
     return Route(None, "SGLang's choice for the draft has kernels for SM120")
@@ -146,13 +166,30 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
     """An MXFP4 draft whose target's runner cannot be its own."""
     source, asked = _asked_draft(launch)
     if asked not in DRAFT_RUNNERS and known_kernels.why_not("mxfp4", asked) is None:
-        raise RouteError(_refusal(source, asked, known_kernels.NOT_MXFP4, _mxfp4_working(launch)))
-    _refuse_mxfp4(launch, source, asked)
+        raise RouteError(refusals.refusal(source, asked, known_kernels.NOT_MXFP4, refusals.mxfp4_working(launch)))
+    refusals.require_mxfp4(launch, source, asked, launch.draft_converted_scales)
     _refuse_other_ids(launch, source, asked)
     if asked in ("auto", RUNNER):
-        _refuse_dispatch(launch, source if asked == RUNNER else None)
-        return Route(RUNNER, "the draft's experts are MXFP4; SGLang's own choice for them is SM100 only")
+        refusals.require_no_dispatch(launch, source if asked == RUNNER else None)
+        theirs = (
+            "SGLang's own choice for them is SM100 only" if launch.kind != "fp8" else "the target's runner reads FP8"
+        )
+        fixed = Route(RUNNER, f"the draft's experts are MXFP4; {theirs}")
+        return _measured(launch, "mxfp4", "draft", fixed, _for_draft(launch)) if asked == "auto" else fixed
     return Route(asked, f"{source} {asked} was asked for")
+
+
+def _for_draft(launch: Launch) -> list[str]:
+    """The runners that an MXFP4 draft can have whose target's runner cannot be its own."""
+    found = [RUNNER]
+    for runner in refusals.mxfp4_working(launch):
+        try:
+            _refuse_other_ids(launch, DRAFT_FLAG, runner)
+        except RouteError:
+            continue
+        if runner in DRAFT_RUNNERS and runner != RUNNER:
+            found.append(runner)
+    return found
 
 
 def _asked_draft(launch: Launch) -> tuple[str, str]:
@@ -160,24 +197,6 @@ def _asked_draft(launch: Launch) -> tuple[str, str]:
     if launch.draft_runner not in (None, "auto"):
         return DRAFT_FLAG, str(launch.draft_runner)
     return DRAFT_MOE.name, launch.draft_default
-
-
-def _refuse_fp8(source: str, asked: str | None) -> None:
-    """Raise RouteError when the runner asked for cannot run FP8 experts on SM120."""
-    reason = known_kernels.why_not("fp8", asked)
-    if reason is not None:
-        raise RouteError(_refusal(source, asked, reason, known_kernels.offered("fp8")))
-
-
-def _refuse_mxfp4(launch: Launch, source: str, asked: str) -> None:
-    """Raise RouteError when the runner asked for cannot run MXFP4 experts on SM120."""
-    reason = known_kernels.why_not("mxfp4", asked)
-    if asked == "flashinfer_mxfp4" and not launch.cutlass_mxfp4:
-        reason = "this SGLang's FlashInfer MXFP4 kernels are built for SM90 and SM100 only"
-    elif asked == "flashinfer_mxfp4" and not launch.fits_cutlass:
-        reason = _cutlass_shapes(launch)
-    if reason is not None:
-        raise RouteError(_refusal(source, asked, reason, _mxfp4_working(launch)))
 
 
 def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
@@ -195,46 +214,4 @@ def _refuse_other_ids(launch: Launch, source: str, asked: str) -> None:
     reason = (
         f"with DSpark and --ep-size {launch.ep} this SGLang numbers the draft's experts as the target's {target} does"
     )
-    raise RouteError(_refusal(source, asked, reason, (RUNNER,)))
-
-
-def _refuse_dispatch(launch: Launch, source: str | None) -> None:
-    """Raise RouteError when our draft's tokens would come by an all-to-all; `source` asked for ours, None if nobody."""
-    dspark = launch.speculative == "DSPARK"
-    inherited = dspark or launch.draft_all_to_all is None
-    flag = "--moe-a2a-backend" if inherited else "--speculative-moe-a2a-backend"
-    value = launch.all_to_all if inherited else str(launch.draft_all_to_all)
-    if value == "none":
-        return
-    cure = "leave that flag out (DSpark's draft follows it)" if dspark else "add --speculative-moe-a2a-backend none"
-    reason = f"{_own_dispatch(flag, value)}; {cure}"
-    if source is not None:
-        raise RouteError(_refused(source, RUNNER, reason))
-    raise RouteError(f"the draft's MXFP4 experts run on {RUNNER} here, and {reason}")
-
-
-def _own_dispatch(flag: str, value: str, runner: str = RUNNER) -> str:
-    return f"{flag} {value} brings a dispatch of its own, which {runner} does not read"
-
-
-def _mxfp4_working(launch: Launch) -> tuple[str, ...]:
-    """The runners to offer that this SGLang's flags and kernels have at this shape."""
-    missing = set() if launch.takes_names else {RUNNER}
-    if not launch.cutlass_mxfp4 or not launch.fits_cutlass:
-        missing.add("flashinfer_mxfp4")
-    return tuple(runner for runner in known_kernels.offered("mxfp4") if runner not in missing)
-
-
-def _cutlass_shapes(launch: Launch) -> str:
-    return (
-        f"FlashInfer's MXFP4 CUTLASS kernel needs multiples of {CUTLASS_MULTIPLE}; a rank has hidden size "
-        f"{launch.hidden_size} and intermediate size {launch.rank_intermediate_size}"
-    )
-
-
-def _refusal(flag: str, value: str | None, reason: str, working: tuple[str, ...]) -> str:
-    return f"{_refused(flag, value, reason)}. These can: {', '.join(working)}; or leave the flag out"
-
-
-def _refused(flag: str, value: str | None, reason: str) -> str:
-    return f"{flag} {value} cannot run here on SM120: {reason}"
+    raise RouteError(refusals.refusal(source, asked, reason, (RUNNER,)))

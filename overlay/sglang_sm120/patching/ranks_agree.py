@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_sm120 import __version__
 from sglang_sm120.patching import records
-from sglang_sm120.settings import ACTIVATION, DRAFT_MOE, OFF, TARGET_MOE
+from sglang_sm120.settings import ACTIVATION, BATCH_INVARIANT, DRAFT_MOE, OFF, TARGET_MOE
 from sglang_sm120.upstream import releases
 
 logger = logging.getLogger("sglang_sm120")
@@ -26,13 +26,14 @@ WAIT_S = 300.0  # ranks part here by what importing the model's code takes; SGLa
 GRACE_S = 5.0  # for the others to have read, before a rank that leaves takes the store with it
 PATIENCE_S = 15.0  # until a line in the log says who is waited for
 _POLL_S = 0.05
+_SETTINGS = (ACTIVATION, BATCH_INVARIANT, DRAFT_MOE, TARGET_MOE)  # what changes a rank's layers
 _asked = False
 
 
 def facts() -> dict[str, str]:
     """What must be the same on every rank, by the names that a message gives it."""
     found = {"sglang-sm120": __version__, "SGLang": releases.base(str(releases.installed()))}
-    found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in (ACTIVATION, DRAFT_MOE, TARGET_MOE)}
+    found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in _SETTINGS}
     return found | {f"patch {state.name}": str(state.status) for state in records.STATES.values()}
 
 

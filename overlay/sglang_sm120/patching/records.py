@@ -52,6 +52,7 @@ class Patch:
         elsewhere: status and reason in the other proven releases.
         mended: asked when upstream is not what was proven: runs upstream's own code and returns how it does right by
             itself, None if it does not or cannot be asked. The patch then stands down instead of stopping the launch.
+        not_wanted: why the settings do without it, None where they do not.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Patch:
     proven_on: tuple[str, ...] = releases.PROVEN
     elsewhere: tuple[Status, str] = (Status.NOT_NEEDED, "SGLang does this itself")
     mended: Callable[[], str | None] | None = None
+    not_wanted: Callable[[Settings], str | None] | None = None
 
 
 STATES: dict[str, State] = {}
@@ -104,6 +106,9 @@ def judge(patch: Patch, settings: Settings) -> State | None:
     """The state that keeps the patch from being installed on the SGLang at hand; None where it is to be installed."""
     if patch.name in settings.disabled:
         return State(patch.name, Status.NOT_APPLICABLE, "left out by SGLANG_SM120_DISABLE")
+    why_not = patch.not_wanted(settings) if patch.not_wanted is not None else None
+    if why_not is not None:
+        return State(patch.name, Status.NOT_NEEDED, why_not)
     release = releases.installed()
     differences = drift(patch, release)
     if not differences:

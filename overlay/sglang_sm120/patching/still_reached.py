@@ -28,6 +28,7 @@ from sglang_sm120.upstream import server_flags
 LOADER = "sglang.srt.model_loader.loader"
 CONFIGURES = "_get_quantization_config"
 _METHOD = "get_quant_method"
+_WATCH = "still_reached"
 # The class that SGLang makes the configuration from, for each format of experts that a patch is about.
 _CONFIGURATIONS = {"hybrid-nvfp4": f"HybridFp8NvFp4Config.{_METHOD}", "mxfp4": f"Fp8Config.{_METHOD}"}
 _TABLE_NAME = "fp8"  # of these checkpoints in SGLang's table of quantization methods
@@ -45,7 +46,7 @@ def watch() -> None:
 
 def _watch(module: ModuleType) -> None:
     original: Callable[..., Any] = getattr(module, CONFIGURES)
-    if hasattr(original, replace.MARK):
+    if getattr(original, replace.MARK, None) == _WATCH:
         return
 
     @functools.wraps(original)
@@ -57,7 +58,7 @@ def _watch(module: ModuleType) -> None:
             _require_in(made, model_config)
         return made
 
-    replace.put(module, CONFIGURES, "still_reached", configures)
+    replace.put(module, CONFIGURES, _WATCH, configures)
 
 
 def require() -> None:

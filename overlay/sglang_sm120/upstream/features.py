@@ -26,6 +26,12 @@ def has_cutlass_mxfp4() -> bool:
 
 
 @cache
+def has_deep_gemm_fp4() -> bool:
+    """Whether SGLang's DeepGEMM runner reads packed FP4 experts on SM120 (SGLang 0.5.20 and later)."""
+    return contracts.has_module(f"{_MOE}.moe_runner.deep_gemm_sm120")
+
+
+@cache
 def passes_nvfp4_clamp() -> bool:
     """Whether SGLang hands `swiglu_limit` to FlashInfer's NVFP4 CUTLASS kernel (SGLang 0.5.21 and later)."""
     runner = f"{_MOE}.moe_runner.flashinfer_cutlass"

@@ -26,6 +26,7 @@ class ResolvedFlags(Protocol):
     speculative_draft_model_path: str | None
     speculative_draft_model_quantization: str | None
     use_ray: bool
+    enable_deterministic_inference: bool
 
 
 class MoeLayer(Protocol):
@@ -37,7 +38,9 @@ class MoeLayer(Protocol):
     num_fused_shared_experts: int
     moe_ep_size: int
     moe_ep_rank: int
+    intermediate_size_per_partition: int
     quant_method: Any
+    quant_config: Any
     moe_runner_config: Any
     should_fuse_routed_scaling_factor_in_topk: bool
 

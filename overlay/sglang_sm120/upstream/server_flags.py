@@ -83,6 +83,19 @@ def expert_kind(model_config: Any) -> Kind:
     return "fp8" if model_config.quantization == "fp8" else "other"
 
 
+def format_is_forced() -> bool:
+    """Whether a variable stands in for SGLang's look at the checkpoint."""
+    from sglang.srt.environ import envs
+
+    return bool(envs.SGLANG_DSV4_FP4_EXPERTS.is_set())
+
+
+def looks_at_experts(model_config: Any) -> bool:
+    """Whether SGLang took the format of a model's experts off a checkpoint's tensors."""
+    v4 = any(name.startswith("DeepseekV4") for name in model_config.hf_config.architectures or ())
+    return v4 and not format_is_forced()
+
+
 def _dequantizes_fp4() -> bool:
     from sglang.srt.environ import envs
 
@@ -158,6 +171,16 @@ def loads_dummy_weights(prefix: str) -> bool:
     of_draft = published("speculative_draft_load_format") if is_draft_prefix(prefix) else None
     found = of_draft or published("load_format")
     return bool(getattr(found, "value", found) == "dummy")
+
+
+def is_deterministic(view: Any) -> bool:
+    """Whether flags that are being resolved ask for deterministic inference; SGLang derives it from a second one."""
+    return bool(view.enable_deterministic_inference or getattr(view, "rl_on_policy_target", None))
+
+
+def runs_deterministically() -> bool:
+    """Whether this process serves with SGLang's deterministic inference."""
+    return bool(published("enable_deterministic_inference"))
 
 
 def captures_graphs() -> bool:

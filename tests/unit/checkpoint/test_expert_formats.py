@@ -5,7 +5,8 @@ import re
 import pytest
 
 from sglang_sm120.checkpoint import expert_formats
-from sglang_sm120.checkpoint.inspection import _kind
+from sglang_sm120.checkpoint.inspection import Checkpoint, Inspected, _target
+from sglang_sm120.checkpoint.survey import Experts, Survey
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 NVFP4 = FP8 | {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "group_size": 16, "ignore": ["mtp.*"]}
@@ -27,8 +28,15 @@ WITHOUT_INPUT_SCALE = {part: entry for part, entry in NVFP4_EXPERT.items() if "i
 MXFP4_EXPERT = expert("I8", scale=("F8_E8M0", 128))
 
 
-def of(target, quantization, draft=MXFP4_EXPERT):
-    return _kind(quantization, {"layers.0": target, "mtp.0": draft} if draft else {"layers.0": target})
+def of(target, quantization):
+    """Kind and problems of a target whose first expert has these tensors."""
+    return _target(quantization, Survey({"layers.0": Experts(target)}), {})
+
+
+def of_draft(draft, quantization=NVFP4):
+    """The same of a draft."""
+    survey = Survey({"layers.0": Experts(NVFP4_EXPERT), "mtp.0": Experts(draft)})
+    return Inspected(Checkpoint("hybrid-nvfp4"), survey, {"hidden_size": 4096}, quantization).draft_problems("EAGLE")
 
 
 @pytest.mark.parametrize(
@@ -80,13 +88,6 @@ def test_what_is_said(target, quantization, says):
     assert re.search(says, problems), problems
 
 
-def test_a_transcoded_draft():
-    _, problems = of(NVFP4_EXPERT, NVFP4, draft=NVFP4_EXPERT)
-    assert problems == [
-        "the experts of mtp.0 are hybrid-nvfp4 (U8), and SGLang would read them as mxfp4; convert the checkpoint anew"
-    ]
-
-
 PACKED = expert("U8", name="weight_packed", weight_scale=("F8_E4M3", 256), weight_global_scale=("F32", 1))
 HUGGING_FACE = {part.replace("w1", "gate_proj"): entry for part, entry in PACKED.items()}
 
@@ -94,7 +95,7 @@ HUGGING_FACE = {part.replace("w1", "gate_proj"): entry for part, entry in PACKED
 @pytest.mark.parametrize("target", [PACKED, HUGGING_FACE], ids=["w1", "gate_proj"])
 @pytest.mark.parametrize("quantization", [COMPRESSED, NVFP4], ids=["declared", "declared as hybrid"])
 def test_nvfp4_of_compressed_tensors_is_refused_by_name(target, quantization):
-    kind, (said,) = of(target, quantization, draft=None)
+    kind, (said,) = of(target, quantization)
     assert kind == "other"
     assert "the experts of layers.0 are NVFP4 of compressed-tensors" in said
     assert "weight_packed" in said
@@ -103,17 +104,22 @@ def test_nvfp4_of_compressed_tensors_is_refused_by_name(target, quantization):
 
 
 def test_a_draft_of_compressed_tensors_is_refused_by_name():
-    _, (said,) = of(NVFP4_EXPERT, NVFP4, draft=PACKED)
+    (said,) = of_draft(PACKED)
     assert said.startswith("the experts of mtp.0 are NVFP4 of compressed-tensors (w1.weight_packed, w1.weight_global")
 
 
+def test_a_draft_of_quark_is_refused_by_name():
+    (said,) = of_draft(expert("U8", weight_scale=("U8", 128)), {"quant_method": "quark"})
+    assert said.startswith("the experts of mtp.0 are 4-bit of Quark")
+
+
 def test_integers_of_compressed_tensors_are_left_to_sglang():
-    assert of(expert("I32", name="weight_packed", weight_scale=("BF16", 32)), COMPRESSED, draft=None) == ("other", [])
+    assert of(expert("I32", name="weight_packed", weight_scale=("BF16", 32)), COMPRESSED) == ("other", [])
 
 
 @pytest.mark.parametrize("scale", [("F8_E4M3", 256), ("U8", 128)], ids=["NVFP4", "MXFP4"])
 def test_quark_is_refused_by_name(scale):
-    kind, (said,) = of(expert("U8", weight_scale=scale), {"quant_method": "quark"}, draft=None)
+    kind, (said,) = of(expert("U8", weight_scale=scale), {"quant_method": "quark"})
     assert kind == "other"
     assert said.startswith("the experts of layers.0 are 4-bit of Quark (quant_method quark, w1.weight); SGLang's Deep")
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from sglang_sm120.checkpoint import memory
+from sglang_sm120.checkpoint import memory, survey
 from sglang_sm120.checkpoint.memory import GIB, Weights
 
 
@@ -29,7 +29,7 @@ def test_tensors_are_sorted_into_experts_and_rest(tmp_path):
             "mtp.0.e_proj.weight": 5,
         },
     )
-    weights = memory.weigh(tmp_path)
+    weights = memory.weigh(survey.read(tmp_path), layers=1)
     assert weights == Weights(1000, 500, 30, 5)
     assert weights.per_gpu(1, 1, draft=True) == (1535, 1535)
     assert weights.per_gpu(1, 1, draft=False) == (1030, 1030)
@@ -48,7 +48,7 @@ def test_groups_of_ranks_hold_copies_of_the_experts_under_moe_data_parallelism()
 
 
 def test_no_files_no_budget(tmp_path):
-    assert memory.weigh(tmp_path) is None
+    assert memory.weigh(survey.read(tmp_path), layers=1) is None
 
 
 # Routed experts of published models: e2m1 codes and one e8m0 byte per 32, three matrices of H x I.
@@ -74,3 +74,10 @@ def test_sglang_keeps_a_part_for_itself():
     assert found.static_gib == 82.66
     assert found.fits is False
     assert memory.budget(Weights(experts=82 * GIB), 96, 1, 1, draft=False, static_fraction=0.861).fits is True
+
+
+def test_redundant_experts_are_copies_in_the_targets_layers_alone():
+    """`--ep-num-redundant-experts 16` of 256: a rank of 8 holds 34 for each 32."""
+    weights = Weights(experts=256 * 800, draft_experts=256 * 80)
+    assert weights.per_gpu(8, 1, draft=True, ep=8, copies=1 + 16 / 256) == (272 * 100 + 2560,) * 2
+    assert memory.budget(Weights(experts=80 * GIB), 96, 1, 1, draft=False, copies=1.25).fits is False

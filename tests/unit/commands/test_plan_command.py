@@ -36,7 +36,7 @@ def configured(directory, **keys):
 def test_another_exporter_is_named_and_sglang_asked(asked, tmp_path, quantizer):
     made = command.make(configured(tmp_path, quantization_config={"quant_method": quantizer}), ["--tp", "2"], "sm120")
     assert len(asked) == 1
-    assert any(f"quant_method is {quantizer}, which the overlay does not patch" in w for w in made.warnings)
+    assert any(f"experts in a format of {quantizer} that the overlay does not patch" in w for w in made.warnings)
     assert not any("not a DeepSeek-V4 checkpoint" in w for w in made.warnings)
 
 

@@ -15,10 +15,12 @@ from sglang_sm120.commands.selftest import command as selftest
 from sglang_sm120.commands.selftest.sm120_code import command, compiling, tritons
 
 STUB = """
-import json, os, sys
+import json, os, sys, time
 import triton
 a = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 print("cases", file=sys.stderr)
+if a["--arch"] == os.environ.get("STUB_HANGS"):
+    time.sleep(60)
 if a["--arch"] == os.environ.get("STUB_DIES"):
     sys.exit("out of memory")
 error = ["gate_up: in use and not run"] if a["--arch"] == os.environ.get("STUB_WRONG") else []
@@ -76,6 +78,14 @@ def test_an_error_in_one_is_an_error_of_all(stub, monkeypatch, variable, said):
     assert "WRONG" in command.render(document)
 
 
+def test_one_that_hangs_is_named_and_the_other_is_kept(stub, monkeypatch):
+    monkeypatch.setenv("STUB_HANGS", "sm_120a")
+    document = command.run([], True, ABOUT, minutes=0.2)
+    (error,) = document["errors"]
+    assert "sm_120a: its process ended at the end of --minutes: cases" in error
+    assert [len(r["tiles"]) for r in document["runs"]] == [0, 1]
+
+
 def test_it_refuses_without_an_sm90(capsys, tmp_path):
     receipt = tmp_path / "r.json"
     if compiling_works():
@@ -93,7 +103,7 @@ def compiling_works():
     return True
 
 
-@pytest.mark.parametrize("words", [["--lean"], ["--triton", "x"]])
+@pytest.mark.parametrize("words", [["--lean"], ["--triton", "x"], ["--minutes", "3"]])
 def test_its_flags_need_it(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["selftest", *words])

@@ -5,14 +5,18 @@ from dataclasses import replace
 import pytest
 
 from sglang_sm120.moe import known_kernels
+from sglang_sm120.moe.invariance import varying
 from sglang_sm120.moe.launch import Launch
-from sglang_sm120.moe.runners import RouteError, route_draft, route_target
+from sglang_sm120.moe.refusals import RouteError
+from sglang_sm120.moe.runners import Route, route_draft, route_target
 from sglang_sm120.settings import RUNNER
 
 HYBRID = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE")
 NATIVE = replace(HYBRID, kind="mxfp4")
 V41 = Launch("mxfp4", 5120, 2304, tp=4, speculative="DSPARK")
+V41_HYBRID = replace(V41, kind="hybrid-nvfp4")
 PRO = Launch("mxfp4", 7168, 3072, tp=16)
+FP8 = replace(HYBRID, kind="fp8")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,19 @@ PRO = Launch("mxfp4", 7168, 3072, tp=16)
         (replace(NATIVE, kind="fp8", target_default=RUNNER), None),  # for FP4 experts, as the draft's
         (replace(NATIVE, target_runner="deep_gemm"), None),
         (replace(NATIVE, target_runner=RUNNER), None),
+        (replace(V41_HYBRID, tp=8), RUNNER),
+        (replace(V41_HYBRID, tp=8, target_runner=RUNNER), None),
+        (replace(V41_HYBRID, target_runner="flashinfer_cutlass"), None),  # 576 = 9 x 64
+        (replace(V41_HYBRID, target_runner="marlin"), None),
+        (replace(V41_HYBRID, tp=8, ep=8, target_runner="flashinfer_cutlass"), None),
+        (replace(V41_HYBRID, tp=8, moe_dp=2, target_default="marlin"), "marlin"),  # 576
+        (replace(HYBRID, input_scales=False), RUNNER),
+        (replace(HYBRID, input_scales=False, target_runner="marlin"), None),
+        (replace(HYBRID, input_scales=False, unreached="nobody does it"), "marlin"),
+        (replace(HYBRID, converted_scales="U8"), RUNNER),
+        (replace(NATIVE, converted_scales="U8"), RUNNER),
+        (replace(NATIVE, converted_scales="U8", target_runner=RUNNER), None),
+        (replace(NATIVE, deep_gemm_fp4=False), None),
         (V41, RUNNER),  # 576 columns a rank
         (replace(V41, tp=8), RUNNER),  # 288
         (replace(V41, tp=8, ep=8), None),  # whole experts: 2304 = 18 x 128
@@ -70,6 +87,17 @@ def test_target(launch, runner):
         (replace(HYBRID, draft_default="marlin", draft_runner=RUNNER), RUNNER),  # the flag wins
         (NATIVE, None),
         (replace(NATIVE, draft_runner=RUNNER), None),
+        (replace(NATIVE, draft_kind="mxfp4"), None),
+        (replace(NATIVE, draft_converted_scales="I8"), RUNNER),
+        (replace(HYBRID, draft_converted_scales="U8"), RUNNER),
+        (FP8, None),
+        (replace(FP8, draft_kind="mxfp4"), RUNNER),
+        (replace(FP8, draft_kind="mxfp4", speculative="DSPARK"), RUNNER),
+        (replace(FP8, draft_kind="mxfp4", takes_names=False, cutlass_mxfp4=False), RUNNER),
+        (replace(FP8, draft_kind="mxfp4", draft_runner="marlin"), "marlin"),
+        (replace(FP8, draft_kind="fp8"), None),
+        (replace(NATIVE, draft_kind="fp8"), "triton"),
+        (replace(HYBRID, draft_kind="fp8"), "triton"),
     ],
 )
 def test_draft(launch, runner):
@@ -103,11 +131,61 @@ def test_a_refused_nvfp4_target_names_flag_value_and_what_works(runner):
         ({"all_to_all": "deepep"}, "flashinfer_cutlass does not read; leave --moe-a2a-backend out, or give flashinfer"),
         ({"target_runner": "marlin", "all_to_all": "flashinfer"}, "which marlin does not.*These can: flashinfer_cutl"),
         ({"target_runner": "triton", "takes_names": False}, "These can: flashinfer_cutlass, marlin;"),
+        (
+            {"target_runner": "flashinfer_cutlass", "moe_intermediate_size": 2304, "tp": 8},
+            r"multiples of 64 columns of an expert, and a rank has 288 \(--ep-size 8 leaves experts whole\). These",
+        ),
+        ({"target_runner": "marlin", "moe_intermediate_size": 1536, "tp": 16}, "a rank has 96 .--ep-size 16 leaves"),
+        ({"target_default": "flashinfer_cutlass", "moe_intermediate_size": 2080, "tp": 1}, "rank has 2080. These can"),
+        (
+            {"unreached": "nobody", "moe_intermediate_size": 2304, "tp": 8},
+            "no runner can run.*Marlin neither: it needs",
+        ),
+        (
+            {"target_runner": "flashinfer_cutlass", "input_scales": False},
+            "no input_scale .*These can: sm120_triton, mar",
+        ),
+        ({"target_runner": "marlin", "converted_scales": "U8"}, "stores scales as U8.*These can: sm120_triton; or"),
     ],
 )
 def test_an_nvfp4_target_that_a_launch_keeps_from_running(facts, says):
     with pytest.raises(RouteError, match=says):
         route_target(replace(HYBRID, **facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"target_runner": "deep_gemm", "deep_gemm_fp4": False}, "--moe-runner-backend deep_gemm cannot run here"),
+        ({"target_runner": "triton"}, "These can: flashinfer_mxfp4, marlin, sm120_triton, deep_gemm;"),
+        ({"target_runner": "triton", "deep_gemm_fp4": False}, "These can: flashinfer_mxfp4, marlin, sm120_triton;"),
+        ({"target_runner": "flashinfer_mxfp4", "converted_scales": "U8"}, "scales as U8.*These can: sm120_triton;"),
+        ({"target_default": "marlin", "converted_scales": "I8"}, "SGLANG_SM120_TARGET_MOE marlin.*scales as I8"),
+    ],
+)
+def test_a_native_target_that_a_launch_keeps_from_running(facts, says):
+    with pytest.raises(RouteError, match=says):
+        route_target(replace(NATIVE, **facts))
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        (
+            replace(HYBRID, draft_runner="marlin", draft_converted_scales="U8"),
+            "moe-runner-backend marlin.*scales as U8",
+        ),
+        (replace(NATIVE, draft_runner="flashinfer_mxfp4", draft_converted_scales="U8"), "These can: sm120_triton;"),
+        (
+            replace(NATIVE, speculative="DSPARK", draft_kind="fp8"),
+            "the DSpark draft's experts are FP8 and the target's mxf",
+        ),
+        (replace(FP8, draft_kind="mxfp4", draft_runner="triton"), "--speculative-moe-runner-backend triton cannot run"),
+    ],
+)
+def test_a_draft_that_a_launch_keeps_from_running(launch, says):
+    with pytest.raises(RouteError, match=says):
+        route_draft(launch)
 
 
 def test_the_variable_of_a_native_target_is_refused_by_its_name():
@@ -220,3 +298,26 @@ def test_no_route_is_refused_afterwards():
     assert not set(known_kernels.offered("mxfp4")) & set(known_kernels.refused("mxfp4"))
     for tp, ep in ((1, 1), (2, 1), (4, 2), (4, 4)):
         assert route_target(replace(HYBRID, tp=tp, ep=ep)).runner in known_kernels.offered("nvfp4")
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_batch_invariant_mxfp4_experts_go_to_the_runner_that_keeps_bits(names):
+    launch = replace(NATIVE, invariant=True, takes_names=names)
+    assert (route_target(launch).runner, route_draft(launch).runner) == (RUNNER, RUNNER)
+    assert varying(launch, route_target(launch), route_draft(launch)) == []
+
+
+def test_a_runner_asked_for_by_name_stays_and_is_warned_about():
+    launch = replace(HYBRID, invariant=True, target_runner="marlin", draft_default="flashinfer_mxfp4")
+    target, draft = varying(launch, route_target(launch), route_draft(launch))
+    assert target.startswith("target: ")
+    assert "Marlin NVFP4" in target
+    assert "--moe-runner-backend out, or pass sm120_triton" in target
+    assert "FlashInfer CUTLASS MXFP4" in draft
+    assert "--speculative-moe-runner-backend" in draft
+
+
+def test_nobody_is_warned_who_did_not_ask():
+    launch = replace(HYBRID, target_runner="marlin")
+    assert varying(launch, route_target(launch), Route("marlin", "")) == []
+    assert route_target(NATIVE).runner is None

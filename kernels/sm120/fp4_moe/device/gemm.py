@@ -23,7 +23,7 @@ from .groups import own_group_by_scan, own_group_by_table
 from .product_bf16 import accumulate
 from .product_fp8 import accumulate_fp8
 from .product_wgmma import accumulate_wgmma, in_wgmma_order
-from .product_wide import accumulate_wide
+from .product_wide import accumulate_wide, first_of
 
 X_SHIFT = tl.constexpr(56)
 H_SHIFT = tl.constexpr(100)
@@ -84,8 +84,8 @@ def gate_up(
     x_ptr, xs_ptr, w_ptr, s_ptr, h_ptr, hs_ptr, ids_ptr, table_ptr, g_ptr, x_stride, limit, num_routes, num_experts,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INTER: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
-    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, WIDE: tl.constexpr,
-    NV: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
+    SCAN: tl.constexpr, QUANT: tl.constexpr, MANY: tl.constexpr, WGMMA: tl.constexpr, TURN: tl.constexpr,
+    WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """h [route, I] = SwiGLU of the first product, bf16. ids: the router's (SCAN) or `sort_routes`' sorted routes.
 
@@ -109,7 +109,7 @@ def gate_up(
         xs_rows = xs_ptr + routes // TOP_K * ((HIDDEN + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, x_rows, xs_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, TURN, NV, ASM)
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, 2 * INTER, HIDDEN, BN, BT, SB, STAGES, NV, ASM)
     else:
@@ -131,8 +131,12 @@ def gate_up(
         if WGMMA:
             hidden = in_wgmma_order(hidden, BN // 64, BT)
         channel = tile * (BN // 2) + tl.arange(0, BN // 2)
+        own = channel < INTER
+        if MANY and 2 * INTER % BN != 0:  # the last tile ends with the matrix, and begins in the one before
+            channel = first_of(tile, 2 * INTER, BN, 2) + tl.arange(0, BN // 2)
+            own = channel >= tile * (BN // 2)
         offs = routes[None, :] * INTER + channel[:, None]
-        tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & (channel < INTER)[:, None])
+        tl.store(h_ptr + offs, to_bf16(hidden, ASM), mask=valid[None, :] & own[:, None])
 
 
 @kernel
@@ -140,7 +144,7 @@ def down(
     h_ptr, hs_ptr, w_ptr, s_ptr, o_ptr, ids_ptr, table_ptr, g_ptr, num_routes, num_experts,
     HIDDEN: tl.constexpr, INTER: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     SB: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, SCAN: tl.constexpr, MANY: tl.constexpr,
-    WGMMA: tl.constexpr, WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
+    WGMMA: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """o [route, H] = second product, one row per route, in o's type. NV: with multipliers at g_ptr, float32 [E]."""
@@ -164,7 +168,7 @@ def down(
         hs_rows = hs_ptr + routes.to(tl.int64) * ((INTER + 63) // 64)
         acc = accumulate_fp8(w_ptr, s_ptr, h_rows, hs_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES)
     elif WGMMA:
-        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, TURN, NV, ASM)
     elif MANY:
         acc = accumulate_wide(w_ptr, s_ptr, h_rows, valid, tile, HIDDEN, INTER, BN, BT, SB, STAGES, NV, ASM)
     else:

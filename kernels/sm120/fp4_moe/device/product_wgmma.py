@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from ..weights import layout
-from .decode import nv_factors, picked_value, scale_to_float32
+from .decode import nv_factor, nv_factors, picked_value, scale_to_float32
+from .product_wide import first_of, last_scales
 
 _BF16 = layout.bf16_terms()
 # A word and a scale as two equal bf16 in; scaled pairs of codes out.
@@ -79,27 +80,80 @@ def _scaled_weights(words, scales, BN: tl.constexpr, SB: tl.constexpr, NV: tl.co
 
 
 @triton.jit
+def _half_operands(w_ptr, s_ptr, rows32, row, K: tl.constexpr, NV: tl.constexpr):
+    """Of the last 32 columns: words [BN, 4] and scales [BN], as `last_scales` has them."""
+    w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + (rows32 * (4 * K) + K // 64 * 256 + row % 32 * 4)[:, None]
+    return tl.load(w_ptrs + tl.arange(0, 4)[None, :]), last_scales(s_ptr, rows32, row, K, NV)
+
+
+@triton.jit
+def _half_weights(words, scales, BN: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr):
+    """[BN, 32] in `layout.WGMMA_ORDER`: words hold the first 16 columns as even and the others as odd block."""
+    if NV:
+        first, second = nv_factor(scales & 255, ASM), nv_factor(scales >> 8, ASM)
+    else:
+        first = (scales + 62) * 0x00800080 if ASM else scale_to_float32(scales, False)
+        second = first
+    even = _scaled_half(words, tl.broadcast_to(first[:, None], (BN, 4)), 0, ASM)
+    odd = _scaled_half(words, tl.broadcast_to(second[:, None], (BN, 4)), 1, ASM)
+    # Dimensions: row; word of four; place in a pair, pair; first or second 16 columns.
+    w = tl.reshape(tl.permute(tl.join(even, odd), (0, 4, 3, 1, 2)), (BN, 32))
+    if ASM:
+        w = w.to(tl.bfloat16, bitcast=True)
+    return w
+
+
+@triton.jit
+def _summed(acc, ASM: tl.constexpr):
+    """acc, when no product runs any more.
+
+    Triton would leave products running beside the next step's decode, which then writes registers that they still
+    read: results of 128-token tiles were wrong. Code that takes the sums, even none, makes it wait.
+    """
+    if ASM:
+        acc = tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
+    return acc
+
+
+@triton.jit
 def accumulate_wgmma(
     w_ptr, s_ptr, x_rows, valid, tile, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    SB: tl.constexpr, STAGES: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
+    SB: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, NV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BT]: rows tile * BN ... of one expert's matrix [N, K] times the activations at x_rows [BT].
+    """float32 [BN, BT]: rows from `first_of` on of one expert's matrix [N, K] times the activations at x_rows [BT].
 
-    N must be a multiple of BN, K of 64 SB; the activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times
-    2**-7.
+    N must be a multiple of 32 and at least BN, K // 64 one of SB. The last 32 columns of a K that is an odd multiple of
+    32 come before the loop: behind it they would cost registers, and half of the 128-token tiles' programs. The
+    activations' columns are in `layout.WGMMA_ORDER`. NV: with ASM, times 2**-7. TURN (N a multiple of BN, K of 64 SB):
+    each 128 rows begin elsewhere in K (as each 64 of `product_bf16`, for few tokens), where the largest step could, so
+    that the order of additions depends on the row alone.
     """
-    tl.static_assert(N % BN == 0 and K % (64 * SB) == 0)
-    row, word, block = tile * BN + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
-    w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + ((row // 32) * (4 * K) + row % 32 * 8)[:, None]
+    tl.static_assert(K // 64 % SB == 0 and not (TURN and (N % BN != 0 or K % 64 != 0)))
+    row, word, block = first_of(tile, N, BN, 1) + tl.arange(0, BN), tl.arange(0, SB * 8), tl.arange(0, SB)
+    rows32 = row // 32
+    w_ptrs = w_ptr.to(tl.pointer_type(tl.int32)) + (rows32 * (4 * K) + row % 32 * 8)[:, None]
     w_ptrs += (word // 8 * 256 + word % 8)[None, :]
     if NV:
-        s_ptrs = s_ptr + ((row // 32) * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
+        s_ptrs = s_ptr + (rows32 * (K // 2) + row % 32)[:, None] + (block * 32)[None, :]
     else:  # two rows' scales at once: four bytes, the least that is copied asynchronously
-        two = tile * (BN // 2) + tl.arange(0, BN // 2)
+        two = first_of(tile, N, BN, 2) + tl.arange(0, BN // 2)
         s_ptrs = s_ptr.to(tl.pointer_type(tl.int32)) + ((two // 16) * (K // 4) + two % 16)[:, None]
         s_ptrs += (block * 16)[None, :]
     x_ptrs = x_rows[None, :] + tl.arange(0, SB * 64)[:, None]
+    if TURN:
+        GRAIN: tl.constexpr = 4 if K % 256 == 0 else 2 if K % 128 == 0 else 1
+        tl.static_assert(GRAIN % SB == 0)
+        step = tile * BN // 128 % (K // (64 * GRAIN)) * (GRAIN // SB)
+        w_ptrs += step * (SB * 256)
+        s_ptrs += step * (SB * 32 if NV else SB * 16)
+        x_ptrs += step * (SB * 64)
     acc = tl.full((BN, BT), 0.0, tl.float32)
+    if K % 64 != 0:
+        last_words, last_scale = _half_operands(w_ptr, s_ptr, rows32, row, K, NV)
+        last_x = tl.load(x_rows[None, :] + (K // 64 * 64 + tl.arange(0, 32))[:, None], mask=valid[None, :], other=0.0)
+        if not ASM:
+            last_x = last_x.to(tl.float32)
+        acc = _summed(tl.dot(_half_weights(last_words, last_scale, BN, NV, ASM), last_x, acc), ASM)
     for _ in tl.range(0, K // (64 * SB), num_stages=STAGES):
         words, scales = tl.load(w_ptrs), tl.load(s_ptrs)
         x = tl.load(x_ptrs, mask=valid[None, :], other=0.0)
@@ -107,14 +161,18 @@ def accumulate_wgmma(
             x = x.to(tl.float32)
         if not NV:
             scales = tl.reshape(tl.permute(tl.join(scales & 0xFFFF, scales >> 16), (0, 2, 1)), (BN, SB))
-        acc = tl.dot(_scaled_weights(words, scales, BN, SB, NV, ASM), x, acc)
-        if ASM:
-            # Triton would leave products running beside the next step's decode, which then writes registers that they
-            # still read: results of 128-token tiles were wrong. Code that takes the sums, even none, makes it wait.
-            acc = tl.inline_asm_elementwise("", "=f,0", [acc], tl.float32, is_pure=True, pack=1)
-        w_ptrs += SB * 256
-        s_ptrs += SB * 32 if NV else SB * 16
-        x_ptrs += SB * 64
+        acc = _summed(tl.dot(_scaled_weights(words, scales, BN, SB, NV, ASM), x, acc), ASM)
+        if TURN:
+            STEPS: tl.constexpr = K // (64 * SB)
+            onward = tl.where(step == STEPS - 1, 1 - STEPS, 1)
+            step += onward
+            w_ptrs += onward * (SB * 256)
+            s_ptrs += onward * (SB * 32 if NV else SB * 16)
+            x_ptrs += onward * (SB * 64)
+        else:
+            w_ptrs += SB * 256
+            s_ptrs += SB * 32 if NV else SB * 16
+            x_ptrs += SB * 64
     if ASM and not NV:
         acc *= 2.0**64
     return acc

@@ -159,6 +159,7 @@ def steps(f: Form) -> tuple[list[Step], list[Buffer]]:
         "SCAN": p.scan,
         "MANY": p.many,
         "WGMMA": wgmma,
+        "TURN": wgmma and f.batch_invariant,
         "WIDE": f.wide,
         "NV": f.format.has_global,
         "ASM": runtime.is_compiled(f.device),

@@ -72,21 +72,26 @@ def plan(work: Work, sms: int, sm90: bool) -> Plan:
 
     Every W4A16 tile that is not `many` adds in the same order (two superblocks a step, each with its own sums),
     whatever its rows, tokens and warps; so `invariant` only has to exclude `many` and partial results in bf16, and with
-    fp8 the widest groups, which take fewer superblocks a step.
+    fp8 the widest groups, which take fewer superblocks a step. On SM90, where that is slow with many tokens,
+    `invariant` takes wgmma with every number of them instead: its tiles, too, all add in one order.
     """
     w = work
     scan = w.routes <= SCAN_LIMIT
     expected = w.routes / w.experts  # routes of an expert
     active = min(w.routes, w.experts)
-    # Whole tiles of 128 rows, whole steps of two superblocks (SM90: of one).
-    divisible = w.hidden % 128 == 0 and w.inter % (64 if sm90 else 128) == 0
-    many = expected > (8 if sm90 else 16) and divisible and not (w.invariant or w.wide_range or w.fp8)
-    width = _wgmma_width(expected) if many and sm90 else _group_width(expected, w.fp8)
+    # A row of the second product is at least a step, of two superblocks (SM90: of one); what is left comes first.
+    fits = w.hidden % 128 == 0 and w.inter >= (64 if sm90 else 128) and not (w.wide_range or w.fp8)
+    throughout = fits and w.invariant and w.inter % 64 == 0 and has_wgmma_throughout(sm90)
+    many = throughout or (fits and not w.invariant and expected > (8 if sm90 else 16))
+    width = _wgmma_width(expected, throughout) if many and sm90 else _group_width(expected, w.fp8)
     if w.fp8:
         width = min(width, 32) if w.invariant else width
         tiles = [_fp8_tile(width)] * 2
     elif many:
         tiles = [_wgmma_tile(width) if sm90 else Tile(128, width, warps=4)] * 2
+        if throughout and width <= 32:
+            sizes = ((2 * w.inter, w.hidden), (w.hidden, w.inter))
+            tiles = [_few_wgmma_tile(width, rows // 64 * active <= 7 * sms, columns) for rows, columns in sizes]
     else:
         tiles = [_gate_up_tile(w, active, width, sms, sm90), _down_tile(w, active, width, sms, sm90)]
     partial = torch.float32 if w.invariant or (not many and w.tokens <= 512) else torch.bfloat16
@@ -103,9 +108,28 @@ def _group_width(expected: float, fp8: bool) -> int:
     return 64 if expected > 40 and fp8 else 32
 
 
-def _wgmma_width(expected: float) -> int:
-    """Bounds from times of 512 to 8192 tokens (benchmarks/NOTES.md, item 13)."""
+def _wgmma_width(expected: float, throughout: bool) -> int:
+    """Bounds from times of 512 to 8192 tokens (benchmarks/NOTES.md, item 13); throughout: also with few."""
+    if throughout and expected <= 4:
+        return 8
     return 16 if expected <= 12 else 32 if expected <= 30 else 64 if expected <= 64 else 128
+
+
+def has_wgmma_throughout(sm90: bool) -> bool:
+    """Whether `invariant` plans multiply with wgmma whatever the number of tokens."""
+    return sm90
+
+
+def _few_wgmma_tile(width: int, all_fit: bool, columns: int) -> Tile:
+    """For at most 32 tokens: larger steps, 2.8 to 3.4 instructions a weight, not 3.7 (benchmarks/NOTES.md, item 15).
+
+    all_fit: programs of 64 rows are all on the SMs at once, 7 on each by shared memory.
+    """
+    if all_fit and width == 8 and columns % 256 == 0:
+        return Tile(64, width, stages=3, warps=4, superblocks=4)
+    if columns % 128 == 0:
+        return Tile(128, width, stages=3, warps=4, superblocks=2)
+    return Tile(128, width, stages=4, warps=4, superblocks=1)
 
 
 def _wgmma_tile(width: int) -> Tile:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import NamedTuple
 
 import torch
 
 from .formats import MXFP4, Format
+
+
+class Facts(NamedTuple):
+    """All of a layer's weights that decides how a call is made; `format` by its name."""
+
+    device: torch.device
+    experts: int
+    hidden: int
+    inter: int
+    wide_scales: bool
+    format: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,3 +49,9 @@ class PreparedWeights:
     w2_global: torch.Tensor | None = None
     cast_from: Format | None = None
     given_scales: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """Gathered once: a call looks them up whole."""
+        sizes = (self.num_experts, self.hidden_size, self.intermediate_size)
+        return Facts(self.w13.device, *sizes, self.wide_scales, self.format.name)

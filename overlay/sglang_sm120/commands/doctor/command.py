@@ -15,6 +15,7 @@ from sglang_sm120 import __version__, gpu, plugin, settings
 from sglang_sm120.commands.doctor import conflicts, jit_caches, machine
 from sglang_sm120.commands.doctor.conflicts import GROUP, NAME
 from sglang_sm120.commands.findings import links, toolchain, unified_memory
+from sglang_sm120.moe import auto
 from sglang_sm120.patches import PATCHES
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import releases
@@ -35,6 +36,7 @@ def examine() -> dict[str, Any]:
         "other_plugins": [],
         "patches": [],
         "machine": None,
+        "auto": [],
         "tables": [],
         "caches": [],
         "findings": [],
@@ -53,6 +55,8 @@ def examine() -> dict[str, Any]:
     document["machine"] = machine.cards()
     document["hints"] = machine.hints(document["machine"])
     document["other_plugins"] = _add(document, conflicts.other_plugins(PATCHES))
+    active = plugin.why_inactive(chosen, found) is None
+    document["auto"] = auto.described(chosen.auto) if active else []
     document["tables"] = _add(document, conflicts.tables(machine.identity(document["machine"])))
     _add(document, conflicts.shadows())
     _caches(document)
@@ -159,6 +163,7 @@ def render(document: dict[str, Any], with_hints: bool = False) -> str:
     lines += [f"plugin  {p['name']}: {p['says']}" for p in document["other_plugins"] if p["says"]]
     lines += [f"setting {name}={value}" for name, value in document["settings"].items()]
     lines += [f"patch   {p['name']}: {p['status']} ({p['reason']})" for p in document["patches"]]
+    lines += [f"auto    {line}" for line in document["auto"]]
     lines += [f"tiles   {_table(t)}" for t in document["tables"]]
     lines += [f"cache   {c['says']}" for c in document["caches"] if not c["blocks"]]
     lines += [f"warning {w}" for w in document["warnings"]]

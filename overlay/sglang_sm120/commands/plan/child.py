@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sglang_sm120 import settings
+from sglang_sm120 import gpu, settings
 from sglang_sm120.commands.plan import (
+    checkpoint_faults,
     complaints,
     config_file,
     document,
@@ -31,6 +32,7 @@ from sglang_sm120.commands.plan import (
     simulate,
 )
 from sglang_sm120.commands.plan.document import Answer, Layer, OtherKernels, PatchState, Request, Sizes
+from sglang_sm120.moe import invariance
 from sglang_sm120.patching import records
 from sglang_sm120.upstream import server_flags
 
@@ -48,6 +50,7 @@ class _SoFar:
     others: OtherKernels | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    wants_invariance: bool = False
 
 
 def decide(request: Request) -> Answer:
@@ -67,6 +70,7 @@ def decide(request: Request) -> Answer:
         patches=tuple(PatchState(name=s.name, status=str(s.status), reason=s.reason) for s in records.STATES.values()),
         warnings=tuple(found.warnings),
         errors=tuple(found.errors),
+        wants_invariance=found.wants_invariance,
     )
 
 
@@ -75,18 +79,25 @@ def _steps(request: Request, found: _SoFar) -> None:
 
     load_plugins()
     given = ineffective_settings.environment()
+    acts = any(state.status == records.Status.APPLIED for state in records.STATES.values())
+    found.wants_invariance = acts and given.get(settings.BATCH_INVARIANT.name, "").strip() == "1"
     found.flags = config_file.expanded(request.flags)
     config_file.require_one_model(request.flags, found.flags, request.model)
     server_args = resolve(["--model-path", request.model, *request.flags])
     flags = partial(server_flags.resolved, server_args)
     flag_values.require(flags)
     server_args.check_server_args()
+    if flags("enable_deterministic_inference"):
+        found.wants_invariance = True
+        found.warnings.append(invariance.ATTENTION)
     found.sizes = Sizes(**{name: flags(name) for name in Sizes.__dataclass_fields__})
     one_rank.publish_as_scheduler(server_args)
     model_config = server_flags.model_config(server_args)
     shape = layers.shape_of(model_config)
     text = model_config.hf_text_config
-    flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size)
+    algorithm = flags("speculative_algorithm")
+    stages = layers.draft_shape(server_args, algorithm, request.model).num_experts if algorithm else None
+    flag_values.require_shares(flags, shape.num_experts, shape.intermediate_size, stages)
     heads, width = text.num_attention_heads, text.head_dim
     found.warnings += flag_values.require_attention_shares(flags, heads, width, getattr(text, "o_groups", None))
     found.errors += ineffective_settings.faults(given, server_args)
@@ -101,9 +112,10 @@ def _steps(request: Request, found: _SoFar) -> None:
             f"not simulated: the dispatch of --moe-a2a-backend {flags('moe_a2a_backend')} between ranks, its packages "
             "and its memory; layers are shown as they are built"
         )
+    states = {name: str(state.status) for name, state in records.STATES.items()}
+    found.errors += checkpoint_faults.of(request.model, flags, states)
     found.target, warning = layers.target(server_args)
     found.warnings += [warning] if warning else []
-    algorithm = flags("speculative_algorithm")
     if algorithm:
         found.draft = layers.draft(server_args, algorithm, request.model)
 
@@ -131,6 +143,12 @@ def resolve(arguments: Sequence[str]) -> Any:
     return server_args
 
 
+def _present(arch: str) -> str | None:
+    """This machine's GPU, where it is of that architecture or taken for one."""
+    here, assumed = gpu.detect(), os.environ.get(settings.ASSUME.name)
+    return here.name if here is not None and arch in (here.arch, assumed) else None
+
+
 def end_with_parent() -> None:
     """A command that is killed leaves no child behind. For a process that does nothing else; Linux."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -145,7 +163,7 @@ def main() -> int:
     os.dup2(2, 1)
     request = document.read_request(sys.stdin.read())
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    simulate.install(request.arch, request.memory_gib)
+    simulate.install(request.arch, request.memory_gib, _present(request.arch))
     with os.fdopen(answer_to, "w") as out:
         out.write(document.write(decide(request)))
     sys.stderr.flush()

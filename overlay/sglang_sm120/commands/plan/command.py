@@ -5,19 +5,20 @@ The checkpoint's facts are read here; everything else is asked of SGLang in a ch
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from sglang_sm120 import __version__, gpu, settings
 from sglang_sm120.checkpoint import inspection, memory
-from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError
+from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError, Inspected
 from sglang_sm120.commands.findings import toolchain
 from sglang_sm120.commands.plan import judge, output_head
 from sglang_sm120.commands.plan.ask import NoAnswerError, ask
 from sglang_sm120.commands.plan.document import LayerPlan, OtherKernels, Plan, Request, Sizes
 from sglang_sm120.commands.plan.simulate import SIMULATED
+from sglang_sm120.moe import launch_files
 from sglang_sm120.upstream import releases
 
 
@@ -41,28 +42,38 @@ def make(model: Path, flags: list[str], arch: str | None = None, memory_gib: int
         stock=stock,
     )
     try:
-        facts = inspection.inspect(model)
+        found = inspection.read(model)
     except CheckpointError as error:
         return replace(plan, errors=(str(error),))
+    facts = found.checkpoint
     plan = replace(plan, checkpoint=facts, errors=tuple(f"{model}: {problem}" for problem in facts.problems))
-    exporter = None if facts.is_deepseek_v4 else _exporter(model)
     if not facts.is_deepseek_v4 and not plan.errors and plan.sglang is not None:
-        if exporter is None:
-            said = f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
-            return replace(plan, warnings=(said,))
-        said = f"config.json: quant_method is {exporter}, which the overlay does not patch; SGLang alone decides"
-        plan = replace(plan, warnings=(said,))
-    plan = replace(plan, errors=plan.errors or _usage(plan, flags))
-    return plan if plan.errors else _asked(plan, model, flags, memory_gib)
+        plan = replace(plan, warnings=(_left_alone(model, found),))
+        if found.exporter is None:
+            return plan
+    unread = _is_dummy(flags)
+    problems = () if unread else plan.errors
+    plan = replace(plan, errors=(() if stock else problems) or _usage(plan, flags))
+    if plan.errors:
+        return plan
+    plan = _asked(plan, model, flags, memory_gib, found)
+    return replace(plan, errors=(*problems, *plan.errors)) if stock else plan
 
 
-def _exporter(model: Path) -> str | None:
-    """The format of a DeepSeek-V4 checkpoint that the overlay leaves alone, by its name; None for other models."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") not in inspection.DEEPSEEK_V4:
-        return None
-    quantization = config.get("quantization_config") or {}
-    return str(quantization.get("quant_method", "not quantized"))
+def _is_dummy(flags: list[str]) -> bool:
+    """Whether the flags ask for weights that no file holds, so that none is read."""
+    given = " ".join(flags).replace("=", " ").split()
+    return ("--load-format", "dummy") in itertools.pairwise(given)
+
+
+def _left_alone(model: Path, found: Inspected) -> str:
+    """What a checkpoint is that no patch is about."""
+    if found.exporter is None:
+        return f"{model / 'config.json'}: not a DeepSeek-V4 checkpoint; the overlay leaves it alone"
+    return (
+        f"{model / 'config.json'}: DeepSeek-V4 with experts in a format of {found.exporter} that the overlay does "
+        "not patch; what SGLang makes of it is below. NVIDIA's hybrid layout, MXFP4 and block FP8 are patched"
+    )
 
 
 def _usage(plan: Plan, flags: list[str]) -> tuple[str, ...]:
@@ -74,7 +85,7 @@ def _usage(plan: Plan, flags: list[str]) -> tuple[str, ...]:
     return ()
 
 
-def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
+def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: Inspected) -> Plan:
     """The plan with what SGLang said of the launch."""
     assumed, filtered = os.environ.get(settings.ASSUME.name), os.environ.get("SGLANG_PLUGINS")
     if assumed and assumed != plan.arch:
@@ -93,17 +104,22 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int) -> Plan:
         said = f"SGLANG_PLUGINS={filtered} leaves sm120 out: this is stock SGLang"
         answer = replace(answer, warnings=(*answer.warnings, said))
     plan = judge.judged(plan, answer)
-    return plan if answer.sizes is None else _weighed(plan, model, memory_gib, answer.sizes)
+    return plan if answer.sizes is None else _with_files(plan, model, memory_gib, answer.sizes, found)
 
 
-def _weighed(plan: Plan, model: Path, memory_gib: int, sizes: Sizes) -> Plan:
-    """Weights of each GPU against its memory; more than it has is an error."""
+def _with_files(plan: Plan, model: Path, memory_gib: int, sizes: Sizes, found: Inspected) -> Plan:
+    """The plan with what the checkpoints of the launch take of each GPU."""
+    path = sizes.speculative_draft_model_path
     try:
-        weights = memory.weigh(model)
-    except CheckpointError as damage:
-        return replace(plan, errors=(*plan.errors, str(damage)))
-    if weights is None:
-        return plan
+        files = launch_files.of_draft(found, str(model), sizes.speculative_algorithm, path)
+    except CheckpointError as error:
+        return plan if plan.errors else replace(plan, errors=(str(error),))
+    weights = memory.with_draft(found.weights, files.draft.weights if files.draft else None)
+    return plan if weights is None else _weighed(plan, memory_gib, sizes, weights, found.checkpoint.experts)
+
+
+def _weighed(plan: Plan, memory_gib: int, sizes: Sizes, weights: memory.Weights, experts: int | None) -> Plan:
+    """Weights of each GPU against its memory; more than it has is an error."""
     found = memory.budget(
         weights,
         memory_gib,
@@ -113,6 +129,7 @@ def _weighed(plan: Plan, model: Path, memory_gib: int, sizes: Sizes) -> Plan:
         sizes.mem_fraction_static or 1.0,  # unset where SGLang leaves it to the GPU that it finds
         ep=sizes.ep_size,
         moe_dp=sizes.moe_dp_size or 1,
+        copies=1 + (sizes.ep_num_redundant_experts or 0) / (experts or 1),
     )
     plan = replace(plan, memory=found)
     if found.fits:
@@ -177,7 +194,8 @@ def _others(found: OtherKernels) -> str:
 
 
 def _layer(name: str, layer: LayerPlan) -> list[str]:
+    kept = ", batch-invariant" if layer.batch_invariant else ""
     return [
-        f"{name:<15} {layer.kernel}: runner {layer.runner}, method {layer.method}",
+        f"{name:<15} {layer.kernel}{kept}: runner {layer.runner}, method {layer.method}",
         f"{'':<15} by {layer.changed_by or 'SGLang'}: {layer.reason}",
     ]

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import files
+from sglang_sm120 import files, settings
 from sglang_sm120.upstream import shadowed
 
+_REFUSED = "supported for deterministic inference, but you explicitly specified 'dsv4'"
+_REMEDY = f"; set {settings.BATCH_INVARIANT.name}=1 to have batch-invariant experts and start it all the same"
 # Flags whose value is a directory, or else the name of a model that SGLang asks a hub for.
 _DIRECTORIES = ("--speculative-draft-model-path", "--tokenizer-path")
 _HUB = re.compile(r"huggingface\.co|Repo id must|is not a local folder|offline mode|HFValidationError")
@@ -31,6 +33,10 @@ def message(error: BaseException, flags: Sequence[str], model: str | None = None
         flags: SGLang's flags as given, those of a `--config` file among them.
         model: the checkpoint's directory, whose config.json may be meant.
     """
+    return _say(error, flags, model) + (_REMEDY if _REFUSED in str(error) else "")
+
+
+def _say(error: BaseException, flags: Sequence[str], model: str | None) -> str:
     text = " ".join(str(error).removeprefix("sglang-sm120: ").split())
     if isinstance(error, SystemExit) and text not in ("", "0", "None"):
         return text

@@ -44,6 +44,7 @@ class Layer:
         changed_by: the patch that decided, None for SGLang.
         reason: one line.
         algorithm: `EAGLE` or `DSPARK` of a draft, None for the target.
+        batch_invariant: its method keeps a token's bits whatever the batch.
     """
 
     method: str
@@ -54,11 +55,12 @@ class Layer:
     changed_by: str | None = None
     reason: str
     algorithm: str | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the weights are divided by, as SGLang resolved it; flags that SGLang leaves open are None."""
+    """Which weights are read, and what they are divided by, as SGLang resolved it; None where SGLang leaves it open."""
 
     tp_size: int
     ep_size: int
@@ -66,6 +68,8 @@ class Sizes:
     pp_size: int
     speculative_algorithm: str | None
     mem_fraction_static: float | None
+    ep_num_redundant_experts: int | None = None
+    speculative_draft_model_path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,10 @@ class PatchState:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a launch in the child; what it did not get to is None."""
+    """What became of a launch in the child; what it did not get to is None.
+
+    `wants_invariance`: a token's bits are not to depend on its batch.
+    """
 
     target: Layer | None = None
     draft: Layer | None = None
@@ -107,17 +114,22 @@ class Answer:
     patches: tuple[PatchState, ...] = ()
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    wants_invariance: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """What a kind of MoE layer would run: runner and method of SGLang, the kernel's name, who chose, and why."""
+    """What a kind of MoE layer would run: runner and method of SGLang, the kernel's name, who chose, and why.
+
+    `batch_invariant`: a token's result has the same bits whatever else is in the batch.
+    """
 
     runner: str | None
     method: str
     kernel: str
     changed_by: str | None
     reason: str
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +201,7 @@ def read_answer(text: str) -> Answer:
         patches=tuple(PatchState(**state) for state in raw["patches"]),
         warnings=tuple(raw["warnings"]),
         errors=tuple(raw["errors"]),
+        wants_invariance=raw["wants_invariance"],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_sm120.checkpoint.shares import expert_ranks
+from sglang_sm120.checkpoint.shares import expert_ranks, uneven
 
 # SGLang's name of a field -> its value; None if it is unset, or unknown to this SGLang.
 Flags = Callable[[str], Any]
@@ -50,11 +50,12 @@ def require(flags: Flags) -> None:
         raise ImpossibleFlagsError(faults)
 
 
-def require_shares(flags: Flags, experts: int, intermediate: int) -> None:
+def require_shares(flags: Flags, experts: int, intermediate: int, draft_experts: int | None = None) -> None:
     """Refuse sizes by which the routed experts cannot be shared out; call `require` first.
 
     Args:
         experts, intermediate: number and width of the target's routed experts, whole.
+        draft_experts: number of the draft's; None without a draft.
 
     Raises:
         ImpossibleFlagsError: with a line for each fault.
@@ -63,7 +64,7 @@ def require_shares(flags: Flags, experts: int, intermediate: int) -> None:
     flag = "--tp" if parts == 1 else "--tp / --ep-size" if parts == ep else "--tp / --ep-size / --moe-dp-size"
     ranks = expert_ranks(flags("tp_size"), ep, flags("moe_dp_size") or 1)
     faults = [
-        *_divides("--ep-size", ep, "n_routed_experts in config.json", experts),
+        *uneven(experts, ep, flags("ep_num_redundant_experts") or 0, draft_experts),
         *_divides(flag, ranks, "moe_intermediate_size in config.json", intermediate),
     ]
     if faults:

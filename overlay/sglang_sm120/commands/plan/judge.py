@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sglang_sm120 import gpu
 from sglang_sm120.commands.plan.document import Answer, DraftPlan, Layer, LayerPlan, Plan
-from sglang_sm120.moe import known_kernels, runners
+from sglang_sm120.moe import invariance, known_kernels, runners
 from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream.server_flags import Role
 
@@ -26,10 +26,11 @@ def judged(plan: Plan, answer: Answer) -> Plan:
         errors=plan.errors + answer.errors,
     )
     if answer.target is not None:
-        plan = replace(_with_verdict(plan, "target", answer.target), target=_named(answer.target))
+        plan = _with_verdict(plan, "target", answer.target, answer.wants_invariance)
+        plan = replace(plan, target=_named(answer.target))
     if answer.draft is not None:
         draft = DraftPlan(**vars(_named(answer.draft)), algorithm=answer.draft.algorithm or "")
-        plan = replace(_with_verdict(plan, "draft", answer.draft), draft=draft)
+        plan = replace(_with_verdict(plan, "draft", answer.draft, answer.wants_invariance), draft=draft)
     return plan
 
 
@@ -41,16 +42,20 @@ def _named(layer: Layer) -> LayerPlan:
         kernel=kernel.name if kernel else f"{layer.method} on {layer.runner}",
         changed_by=layer.changed_by,
         reason=layer.reason,
+        batch_invariant=layer.batch_invariant,
     )
 
 
-def _with_verdict(plan: Plan, role: Role, layer: Layer) -> Plan:
+def _with_verdict(plan: Plan, role: Role, layer: Layer, wants_invariance: bool) -> Plan:
     major = gpu.capability_of(plan.arch)[0]
     fault = known_kernels.fault(layer.method, layer.runner, major, layer.packed)
     warnings = plan.warnings
     if not is_known(layer) and not fault:
         name = _named(layer).kernel
         warnings += (f"{role}: {name} is not known to sglang-sm120; whether {plan.arch} has it is not known",)
+    kernel = known_kernels.lookup(layer.method, layer.runner)
+    if wants_invariance and kernel is not None and kernel.varies is not None:
+        warnings += (invariance.not_invariant(role, kernel, _SWITCH[role][1]),)
     faults = ((fault,) if fault else ()) + layer.faults
     errors = tuple(f"{role}: {found}. {_remedy(plan, role)}" for found in faults)
     errors += (f"{role}: {layer.undone}",) if layer.undone else ()
@@ -67,7 +72,7 @@ def _remedy(plan: Plan, role: Role) -> str:
     states = {state.name: state for state in plan.patches}
     hybrid = plan.checkpoint is not None and plan.checkpoint.kind == "hybrid-nvfp4"
     offered = known_kernels.offered("nvfp4" if hybrid else "mxfp4")
-    works = [r for r in offered if r != RUNNER]  # which needs the overlay, and on some releases has no flag
+    works = [r for r in offered if r not in (RUNNER, "deep_gemm")]  # which some releases do not have
     # Stock SGLang asks no flag for the draft of a hybrid checkpoint.
     no_flag = role == "draft" and hybrid
     otherwise = "" if no_flag else f"; or pass {flag} {' or '.join(works)}"

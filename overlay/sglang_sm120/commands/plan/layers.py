@@ -38,6 +38,7 @@ class _Built:
     packed: bool
     faults: tuple[str, ...]
     decided: Decision | None
+    batch_invariant: bool
 
 
 def shape_of(model_config: Any) -> Shape:
@@ -53,12 +54,26 @@ def shape_of(model_config: Any) -> Shape:
     )
 
 
+def draft_shape(server_args: Any, algorithm: str, target_path: str) -> Shape:
+    """The draft's; DSpark's stages may have other counts of experts than the target's layers."""
+    path = server_flags.resolved(server_args, "speculative_draft_model_path") or target_path
+    model_config = server_flags.model_config(server_args, draft_path=path)
+    text, shape = model_config.hf_text_config, shape_of(model_config)
+    if algorithm != "DSPARK":
+        return shape
+    experts, top_k = (getattr(text, f"dspark_{n}", None) for n in ("n_routed_experts", "num_experts_per_tok"))
+    return replace(shape, num_experts=experts or shape.num_experts, top_k=top_k or shape.top_k)
+
+
 def target(server_args: Any) -> tuple[Layer, str | None]:
     """The target's layers, and a warning where they are not all of one kind."""
     model_config = server_flags.model_config(server_args)
     runner = server_flags.resolved(server_args, "moe_runner_backend")
     prefixes = [f"model.layers.{i}.mlp.experts" for i in range(model_config.hf_text_config.num_hidden_layers)]
-    built = _build(model_config, prefixes, shape_of(model_config), nullcontext())
+    shape = shape_of(model_config)
+    redundant = server_flags.resolved(server_args, "ep_num_redundant_experts") or 0
+    shape = replace(shape, num_experts=shape.num_experts + redundant)
+    built = _build(model_config, prefixes, shape, nullcontext())
     if not built:
         raise SystemExit("the checkpoint has no layers (config.json: num_hidden_layers)")
     first = built[0]
@@ -72,12 +87,9 @@ def draft(server_args: Any, algorithm: str, target_path: str) -> Layer:
     """The draft's layer."""
     path = server_flags.resolved(server_args, "speculative_draft_model_path") or target_path
     model_config = server_flags.model_config(server_args, draft_path=path)
-    text, shape = model_config.hf_text_config, shape_of(model_config)
-    prefix = "model.decoder.mlp.experts"
+    shape, prefix = draft_shape(server_args, algorithm, target_path), "model.decoder.mlp.experts"
     context: AbstractContextManager[Any] = nullcontext()
     if algorithm == "DSPARK":
-        experts, top_k = (getattr(text, f"dspark_{n}", None) for n in ("n_routed_experts", "num_experts_per_tok"))
-        shape = replace(shape, num_experts=experts or shape.num_experts, top_k=top_k or shape.top_k)
         prefix = "stages.0.mlp.experts"
     else:
         context = one_rank.speculative_context()
@@ -111,6 +123,7 @@ def _build(
                     bool(packed),
                     tuple(layer_faults.of(layer)),
                     decisions.DECISIONS.get(("dispatch", server_flags.role(prefix))),
+                    bool(getattr(layer.quant_method, "batch_invariant", False)),
                 )
             )
     return built
@@ -132,6 +145,7 @@ def _layer(role: Role, built: _Built, runner: str | None) -> Layer:
         undone=undone,
         changed_by=known.changed_by if known else None,
         reason=known.reason if known else "SGLang's own choice",
+        batch_invariant=built.batch_invariant,
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from sglang_sm120.checkpoint.memory import GIB
 from sglang_sm120.gpu import capability_of
+from sglang_sm120.settings import AUTO
 
 # name, multiprocessors: NVIDIA's product pages; only messages and scheduling defaults look at them
 PRODUCTS = {
@@ -37,11 +38,19 @@ DEVICES = 16  # enough for the largest single host
 _NEED_DRIVER = ("sgl_kernel", "flash_mla", "deep_gemm")
 
 
-def install(arch: str, memory_gib: int) -> None:
-    """Fake the GPUs of this process. Call once, before SGLang is imported."""
+def install(arch: str, memory_gib: int, name: str | None = None) -> None:
+    """Fake the GPUs of this process. Call once, before SGLang is imported.
+
+    Args:
+        name: of this machine's GPU where that is the one; a product of the architecture otherwise, which no runner
+            was measured on.
+    """
+    if name is None:
+        os.environ.setdefault(AUTO.name, "fixed")
     assert "sglang" not in sys.modules, "SGLang has already read the real devices"
-    _fake_torch(arch, memory_gib)
-    _fake_nvml(arch)
+    product = name or PRODUCTS[arch][0]
+    _fake_torch(arch, memory_gib, product)
+    _fake_nvml(arch, product)
     os.environ["PATH"] = os.path.dirname(sys.executable)
     if not _has_driver():
         sys.meta_path.insert(0, _StandIns())
@@ -55,10 +64,10 @@ def _has_driver() -> bool:
     return True
 
 
-def _fake_torch(arch: str, memory_gib: int) -> None:
+def _fake_torch(arch: str, memory_gib: int, name: str) -> None:
     import torch
 
-    (major, minor), (name, multiprocessors), total = capability_of(arch), PRODUCTS[arch], memory_gib * GIB
+    (major, minor), multiprocessors, total = capability_of(arch), PRODUCTS[arch][1], memory_gib * GIB
     properties = SimpleNamespace(
         major=major,
         minor=minor,
@@ -89,7 +98,7 @@ def _fake_torch(arch: str, memory_gib: int) -> None:
     torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor  # type: ignore[method-assign]
 
 
-def _fake_nvml(arch: str) -> None:
+def _fake_nvml(arch: str, name: str) -> None:
     try:
         import pynvml
     except ImportError:
@@ -100,7 +109,7 @@ def _fake_nvml(arch: str) -> None:
         "nvmlDeviceGetCount": DEVICES,
         "nvmlDeviceGetHandleByIndex": "simulated",
         "nvmlDeviceGetCudaComputeCapability": capability_of(arch),
-        "nvmlDeviceGetName": PRODUCTS[arch][0],
+        "nvmlDeviceGetName": name,
         "nvmlDeviceGetUUID": "GPU-simulated",
     }
     for function, answer in answers.items():

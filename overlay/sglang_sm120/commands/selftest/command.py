@@ -91,13 +91,15 @@ def run(
 
 
 def run_sm120_code(
-    tritons: list[Path], lean: bool, progress: Callable[[str], None] = lambda _line: None
+    tritons: list[Path], lean: bool, minutes: float | None, progress: Callable[[str], None] = lambda _line: None
 ) -> dict[str, Any]:  # fmt: skip
     """What Triton compiles for SM120, run on this SM90; see `sm120_code.command.run`."""
     from sglang_sm120.commands.selftest.sm120_code import command, compiling
 
     compiling.require_sm90()
-    return command.run(tritons, lean, {"versions": _versions(), "device": _describe("cuda")}, progress)
+    return command.run(
+        tritons, lean, {"versions": _versions(), "device": _describe("cuda")}, progress, minutes or command.MINUTES
+    )
 
 
 def _versions() -> dict[str, str]:

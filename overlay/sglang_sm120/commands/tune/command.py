@@ -6,7 +6,6 @@ Only times change: every tile that is tried gives the same bits. `check` says wh
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -20,8 +19,9 @@ from sglang_sm120.checkpoint import inspection
 from sglang_sm120.checkpoint.shares import expert_width
 from sglang_sm120.commands import interrupts
 from sglang_sm120.commands.tune import tables
+from sglang_sm120.commands.tune.jobs import expert_counts
 from sglang_sm120.kernels.sm120 import tile_tables
-from sglang_sm120.kernels.sm120.tile_tables import Machine, Shape, Table
+from sglang_sm120.kernels.sm120.tile_tables import FORMATS, Machine, Shape, Table
 
 SCHEMA = 1
 DEFAULT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -32,42 +32,47 @@ class TuneError(ValueError):
     """Tuning cannot start; the message names the argument or file."""
 
 
-def shapes_of(model: Path, tp: int) -> list[Shape]:
-    """Routed experts that a rank holds under `--tp`; a DSpark draft with experts of its own is a second shape.
+def shapes_of(model: Path, tp: int, ep: int = 1) -> list[Shape]:
+    """Routed experts that a rank holds under `--tp` and `--ep`: the target's, then the draft's where they differ.
 
     Raises:
         checkpoint.CheckpointError: the checkpoint cannot be read.
-        TuneError: it has no MXFP4 experts, or tp does not divide them.
+        TuneError: it has no FP4 experts, or tp and ep do not divide them.
     """
     facts = inspection.inspect(model)
     if facts.kind not in ("mxfp4", "hybrid-nvfp4"):
-        raise TuneError(f"{model} has no MXFP4 experts ({facts.kind}); give --shapes")
+        raise TuneError(f"{model} has no MXFP4 or NVFP4 experts ({facts.kind}); give --shapes")
     sizes = (facts.experts, facts.hidden_size, facts.moe_intermediate_size, facts.top_k)
     if not all(type(n) is int and n > 0 for n in sizes):
         raise TuneError(f"{model / 'config.json'} does not say the experts' sizes; give --shapes")
     experts, hidden, inter, top_k = (int(str(n)) for n in sizes)
-    if inter % tp or expert_width(inter, tp) % 32:
+    if tp % ep or experts % ep:
+        raise TuneError(f"--ep is {ep}; expected one that divides --tp {tp} and the {experts} experts")
+    columns = expert_width(inter, tp, ep)
+    if inter % (tp // ep) or columns % 32:
         raise TuneError(f"--tp is {tp}; expected one that cuts the experts' width {inter} into multiples of 32")
-    columns = expert_width(inter, tp)
-    found = [Shape(experts, hidden, columns, top_k)]
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    draft = [text.get(name) or own for name, own in (("dspark_n_routed_experts", experts),
-                                                     ("dspark_num_experts_per_tok", top_k))]  # fmt: skip
-    if all(type(n) is int for n in draft) and draft != [experts, top_k]:
-        found.append(Shape(draft[0], hidden, columns, draft[1]))
-    return found
+    own = expert_counts(model)
+    drafted = (own["dspark_n_routed_experts"] or experts, own["dspark_num_experts_per_tok"] or top_k)
+    of_target = "nvfp4" if facts.kind == "hybrid-nvfp4" else "mxfp4"
+    target = Shape(experts // ep, hidden, columns, top_k, format=of_target)
+    draft = Shape(drafted[0] // ep, hidden, columns, drafted[1])
+    return [target] if draft == target else [target, draft]
 
 
 def shape(text: str) -> Shape:
-    """`256,4096,1024,6`: experts, hidden, intermediate of one rank, top-k. ValueError says what is wrong."""
+    """`256,4096,1024,6` or `256,4096,1024,6,nvfp4`: a rank's experts, hidden, intermediate, top-k, format.
+
+    ValueError says what is wrong.
+    """
+    words = text.split(",")
+    experts = words.pop() if words[-1] in FORMATS else "mxfp4"
     try:
-        numbers = [int(n) for n in text.split(",")]
+        numbers = [int(n) for n in words]
     except ValueError:
         numbers = []
     if len(numbers) != 4 or min(numbers) < 1:
-        raise ValueError(f"{text!r} is not EXPERTS,HIDDEN,INTER,TOP_K")
-    found = Shape(*numbers)
+        raise ValueError(f"{text!r} is not EXPERTS,HIDDEN,INTER,TOP_K, with {' or '.join(FORMATS)} after it or nothing")
+    found = Shape(*numbers, format=experts)
     if found.hidden % 32 or found.inter % 32:
         raise ValueError(f"{text!r}: HIDDEN and INTER must be multiples of 32")
     if found.top_k > min(found.experts, 32):

@@ -22,6 +22,7 @@ from sglang_sm120.commands import gpu_timing
 from sglang_sm120.kernels.sm120 import fp4_moe
 from sglang_sm120.kernels.sm120.fp4_moe.host import schedule, tuning
 from sglang_sm120.kernels.sm120.fp4_moe.host.schedule import Tile, Work
+from sglang_sm120.kernels.sm120.fp4_moe.weights import formats
 from sglang_sm120.kernels.sm120.tile_tables import ROUTINGS, Shape, Table, covered, shape_of
 
 ROUNDS, FINAL_ROUNDS, FINALS = 5, 15, 2
@@ -160,7 +161,9 @@ def _candidates(shape: Shape, tokens: int) -> Iterator[Tile]:
 
 def covers(device: torch.device, shape: Shape, tokens: int) -> bool:
     """Whether a table can say anything about this many tokens: not where the kernel for many of them runs."""
-    work = Work(tokens, shape.top_k, shape.experts, shape.hidden, shape.inter)
+    work = Work(
+        tokens, shape.top_k, shape.experts, shape.hidden, shape.inter, format=formats.FORMATS[shape.format]
+    )  # fmt: skip
     return not schedule.plan(work, schedule.sm_count(device), schedule.is_sm90(device)).many
 
 
@@ -208,12 +211,19 @@ class GpuTimer:
         )
 
     def _random_weights(self, shape: Shape) -> Any:
+        """Repacked; codes are uniform, so NVFP4's scales are no cast of MXFP4's and its own kernel runs."""
         g = torch.Generator(device=self.device).manual_seed(0)
 
         def draw(low: int, high: int, *size: int) -> torch.Tensor:
             return torch.randint(low, high, size, dtype=torch.uint8, device=self.device, generator=g)
 
         e, h, i = shape.experts, shape.hidden, shape.inter
+        if shape.format == "nvfp4":
+            both, down = (torch.full(size, 2.0**-6, device=self.device) for size in ((e, 2), (e,)))
+            return fp4_moe.prepare_nvfp4(
+                draw(0, 256, e, 2 * i, h // 2), draw(0x30, 0x41, e, 2 * i, h // 16), both,
+                draw(0, 256, e, h, i // 2), draw(0x30, 0x41, e, h, i // 16), down,
+            )  # fmt: skip
         return fp4_moe.prepare_mxfp4(
             draw(0, 256, e, 2 * i, h // 2), draw(119, 123, e, 2 * i, h // 32), draw(0, 256, e, h, i // 2),
             draw(119, 123, e, h, i // 32),

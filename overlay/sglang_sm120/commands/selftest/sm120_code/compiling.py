@@ -55,6 +55,15 @@ def sources_digest() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
 
 
+def kernel_digest() -> str:
+    """Of what decides the kernels' code: the programs, and the host's choice among them."""
+    package = Path(__file__).resolve().parents[3] / KERNELS.partition(".")[2].replace(".", "/")
+    found = hashlib.sha256()
+    for file in sorted(f for room in ("device", "host") for f in (package / room).glob("*.py")):
+        found.update(f"{file.parent.name}/{file.name}".encode() + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
 class Sm120Code:
     """A context in which the kernel package compiles and plans for SM120.
 

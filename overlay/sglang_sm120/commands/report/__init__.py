@@ -1,0 +1,1 @@
+"""`sglang-sm120 report`."""

@@ -1,0 +1,55 @@
+"""A table of runners as text: who is right, how fast at each number of tokens, and what the floor is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_sm120 import files
+from sglang_sm120.moe import runner_tables
+from sglang_sm120.moe.runner_tables import EQUAL_SCALES, RIGHT
+
+_SHOWN = (RIGHT, EQUAL_SCALES, "unsteady")
+
+
+def render(document: dict[str, Any]) -> str:
+    """For people; a column for each runner that has times."""
+    lines = []
+    if document.get("gpu"):
+        lines.append(f"GPU     {document['gpu']}, SGLang {document['sglang']}, sglang-sm120 {document['overlay']}")
+    if document.get("table"):
+        lines.append(f"runners {files.short(document['table'])}")
+    for entry in document["layers"]:
+        lines += ["", *_layer(entry)]
+    lines += [f"missing nothing was measured for {layer}" for layer in document.get("missing", [])]
+    if document.get("problem"):
+        lines.append(f"note    {document['problem']}")
+    lines += [f"ERROR   {error}" for error in document["errors"]]
+    if document.get("complete") is False:
+        lines.append("The time is spent; the same command goes on from here.")
+    return "\n".join(lines)
+
+
+def _layer(entry: dict[str, Any]) -> Iterable[str]:
+    yield f"{runner_tables.layer_of(entry)}; microseconds of a layer, median (half of the samples within +-)"
+    timed = [row for row in entry["runners"] if row["status"] in _SHOWN and row.get("times")]
+    floor = {f["tokens"]: f["us"] for f in entry.get("floor", [])}
+    if timed:
+        yield "  " + f"{'T':>5} {'floor':>8}" + "".join(f" {row['runner']:>20}" for row in timed)
+    for tokens in sorted({t["tokens"] for row in timed for t in row["times"]}):
+        cells = []
+        for row in timed:
+            found = next((t for t in row["times"] if t["tokens"] == tokens), None)
+            cells.append(f"{found['us']:.1f} +-{(found['high'] - found['low']) / 2:.1f}" if found else "")
+        low = f"{floor[tokens]:.1f}" if tokens in floor else ""
+        yield "  " + f"{tokens:>5} {low:>8}" + "".join(f" {cell:>20}" for cell in cells)
+    for row in entry["runners"]:
+        method = f" ({row['method']})" if row.get("method") else ""
+        why = f": {row['why']}" if row.get("why") else ""
+        yield f"  {row['runner']:<18} {row['status']}{method}{_error(row)}{why}"
+
+
+def _error(row: dict[str, Any]) -> str:
+    """The largest error of its checked cases."""
+    errors = [case["error"] for case in row.get("cases", ()) if not case["apart"]]
+    return f", largest error {max(errors):.1e} in {len(row['cases'])} cases" if errors else ""
