@@ -101,6 +101,7 @@ def _bench(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands.bench import command as bench
     from sglang_sm120.commands.bench import server, text
 
+    _share_key(arguments)
     try:
         if arguments.compare:
             return _answer(text.compare(*arguments.compare), arguments.json, text.render)
@@ -121,6 +122,7 @@ def _report(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands import interrupts, progress
     from sglang_sm120.commands.report import command as report
 
+    _share_key(arguments)
     with interrupts.restored(), progress.bar() as shown:
         document = report.make(arguments, shown)
     _write_receipt(arguments.out or Path(report.FILE), document)
@@ -136,6 +138,16 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bench": _bench,
     "report": _report,
 }
+
+
+def _share_key(arguments: argparse.Namespace) -> None:
+    """Put the server's key where SGLang's benchmark, a process of its own, looks for one."""
+    import os
+
+    from sglang_sm120.commands import client
+
+    if arguments.api_key:
+        os.environ[client.API_KEY] = arguments.api_key
 
 
 def _answer(document: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:

@@ -1,6 +1,7 @@
 """Flags of users' reports whose launches failed late or with words that led nowhere: what `plan` says of them now."""
 
 import json
+import sys
 
 import pytest
 from helpers import CHILDREN, COMMAND, EAGLE, environment, run
@@ -86,6 +87,29 @@ def test_a_sitecustomize_that_gives_the_draft_marlin_is_told_by_what_it_built(ch
     assert "SGLang built Mxfp4MarlinMoEMethod" in error
     assert "sitecustomize" in error
     assert "Pass another" not in error
+
+
+LAUNCH = """
+import logging, sys
+from sglang_sm120.commands.plan import child, layers, one_rank, simulate
+simulate.install("sm120", 96)
+from sglang.srt.plugins import load_plugins
+load_plugins()
+server_args = child.resolve(sys.argv[1:])
+logging.getLogger("sglang_sm120").addHandler(logging.StreamHandler(sys.stderr))
+one_rank.publish_as_scheduler(server_args)
+layers.draft(server_args, "EAGLE", sys.argv[2])
+"""
+
+
+def test_a_launch_with_that_sitecustomize_warns(checkpoints, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text((CHILDREN / "marlin_drafts.py").read_text())
+    arguments = ["--model-path", checkpoints["hybrid"], "--tp", "2", *EAGLE]
+    said = "The flags give the draft sm120_triton, and model.decoder.mlp.experts got Mxfp4MarlinMoEMethod: something"
+    for env, warned in ((environment(PYTHONPATH=str(tmp_path)), True), (environment(), False)):
+        done = run(sys.executable, "-c", LAUNCH, *arguments, env=env)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert (said in done.stderr) is warned
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from sglang_sm120.commands.doctor import command as doctor
 from sglang_sm120.commands.plan import command as plan
 from sglang_sm120.commands.selftest import command as selftest
 from sglang_sm120.commands.tune import command as tune
+from sglang_sm120.commands.tune import whole
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_system_error_is_a_document_too(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [["selftest", "--device", "cpu"], ["tune", "--shapes", "8,512,256,2"]])
 def test_without_torch_the_way_to_get_it_is_told(arguments, monkeypatch, capsys):
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
-    for module in (selftest, tune):
+    for module in (selftest, whole):
         monkeypatch.setattr(module, "run", lambda *_: (_ for _ in ()).throw(missing))
     assert cli.main(arguments) == 1
     assert "No module named 'torch'; install SGLang, which brings it: pip install sglang" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from sglang_sm120 import __version__
 from sglang_sm120.commands.bench import command as bench
-from sglang_sm120.commands.client import API_KEY, without_password
+from sglang_sm120.commands.client import API_KEY, is_key, without_password
 from sglang_sm120.commands.plan.simulate import SIMULATED
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.commands.tune import whole
@@ -186,7 +185,6 @@ def add_api_key(parser: Parser) -> None:
     parser.add_argument(
         "--api-key",
         type=_secret,
-        default=os.environ.get(API_KEY) or None,
         metavar="KEY",
         help=f"of the server; default: the variable {API_KEY}",
     )
@@ -194,7 +192,7 @@ def add_api_key(parser: Parser) -> None:
 
 def _secret(text: str) -> str:
     """A header's value; what is refused is not repeated."""
-    if not text or not text.isascii() or not text.isprintable():
+    if not is_key(text):
         raise argparse.ArgumentTypeError("expected printable ASCII (the value is not shown)")
     return text
 
@@ -209,6 +207,7 @@ def _add_bench(commands: Any) -> None:
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--url", type=_url, help="of the server, as in http://127.0.0.1:30000")
     which.add_argument("--compare", type=_path, nargs=2, metavar=("A", "B"), help="two receipts side by side instead")
+    add_api_key(p)
     p.add_argument("--model-path", "--model", type=_path, metavar="DIR", help="checkpoint, for its tokenizer")
     _add_loads(p)
     p.add_argument("--receipt", type=_path, metavar="FILE", help="write the document there, and a picture beside it")
@@ -236,6 +235,7 @@ def _add_report(commands: Any) -> None:
     p.add_argument("--ep", type=_positive, default=1, metavar="N", help="of the launch (1)")
     p.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help="for the runners, at most (10)")
     p.add_argument("--url", type=_url, help="a running server, which is benchmarked")
+    add_api_key(p)
     _add_loads(p)
     p.add_argument("--out", type=_path, metavar="FILE", help="default: sglang-sm120-report.json")
     p.add_argument("--json", action="store_true", help="one JSON document on stdout")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import json
+import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -37,7 +38,8 @@ def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.
         url: of a page, `http://host:port/path`; a user and a password in it are for a proxy before the server.
         document: to be posted as JSON; without one the page is asked for.
         timeout_s: for connecting and for each read.
-        api_key: of the server; sent to its host alone, whatever the host redirects to, and in no message.
+        api_key: of the server; without one, and without a user in the URL, the variable `API_KEY` is asked. It is sent
+            to the server's host alone, whatever the host redirects to, and is in no message.
 
     Raises:
         StatusError: the server answers with an error.
@@ -47,7 +49,7 @@ def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     request = urllib.request.Request(bare, data, {"content-type": "application/json"})
-    allowed = f"Bearer {api_key}" if api_key else _basic(parts.username, parts.password)
+    allowed = _authorization(api_key, parts.username, parts.password)
     if allowed:
         request.add_unredirected_header("Authorization", allowed)
     try:
@@ -62,11 +64,22 @@ def ask(url: str, document: dict[str, Any] | None = None, timeout_s: float = 60.
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
-def _basic(user: str | None, password: str | None) -> str | None:
+def _authorization(api_key: str | None, user: str | None, password: str | None) -> str | None:
+    if api_key is None and user is None:
+        api_key = os.environ.get(API_KEY) or None
+    if api_key is not None:
+        if not is_key(api_key):  # http.client's complaint would repeat it
+            raise ConnectionError(f"the key of --api-key or {API_KEY} is not printable ASCII (it is not shown)")
+        return f"Bearer {api_key}"
     if user is None:
         return None
     pair = f"{unquote(user)}:{unquote(password or '')}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def is_key(text: str) -> bool:
+    """Whether a header can hold the text."""
+    return bool(text) and text.isascii() and text.isprintable()
 
 
 def _is_this_machine(host: str) -> bool:

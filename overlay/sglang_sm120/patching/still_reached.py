@@ -20,7 +20,7 @@ from itertools import islice
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from sglang_sm120.patching import on_import, ranks_agree, replace
+from sglang_sm120.patching import built_methods, on_import, ranks_agree, replace
 from sglang_sm120.patching.replace import Replacement
 from sglang_sm120.settings import OFF
 from sglang_sm120.upstream import server_flags
@@ -76,7 +76,7 @@ def require() -> None:
 
 
 def _require_in(made: object, model_config: Any) -> None:
-    """End the launch if the configuration that layers will be asked of does not get to its patch.
+    """End the launch if the configuration that layers will be asked of does not get to its patch; else look after it.
 
     Another name in SGLang's table than these checkpoints have was asked for with `--quantization`, and stays.
 
@@ -92,6 +92,8 @@ def _require_in(made: object, model_config: Any) -> None:
             cls = f"{type(made).__module__}.{type(made).__qualname__}"
             fault = f"the model's quantization is configured by {cls}{_plugins(cls)}, whose {_METHOD} does not call "
             raise SystemExit(_refusal(replacement.patch, f"{fault}{replacement}"))
+    if concerned is not None:
+        built_methods.watch(made)
 
 
 def _calls(made: object, function: object) -> bool:

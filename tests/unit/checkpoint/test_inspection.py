@@ -241,3 +241,26 @@ def test_an_unreadable_file_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_text", refuse)
     with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
         inspect(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_is_named_as_one(tmp_path, encoding):
+    """SGLang does not read such a file, and nothing is cut short."""
+    text = (write(tmp_path, MXFP4_TARGET) / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text, encoding=encoding)
+    with pytest.raises(CheckpointError, match="begins with a byte order mark, so SGLang does not read it; save it as"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize("limit", ["x", 0, -1, float("nan"), float("inf"), True, []])
+def test_a_clamp_that_is_none(tmp_path, limit):
+    (problem,) = inspect(write(tmp_path, MXFP4_TARGET, swiglu_limit=limit)).problems
+    assert problem.startswith("config.json: swiglu_limit is ")
+
+
+@pytest.mark.parametrize("offsets", [[0], None, [1, 0], [-1, 0], [0, 1.0], [0, 2**63], "ab", [None, 0]])
+def test_offsets_that_no_file_has(tmp_path, offsets):
+    header = json.dumps({"a": {"dtype": "U8", "shape": [0], "data_offsets": offsets}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(CheckpointError, match="is cut short or damaged; download it again"):
+        inspection.tensor_headers(tmp_path / "a.safetensors")

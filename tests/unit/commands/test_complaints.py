@@ -73,5 +73,5 @@ def test_a_directory_that_is_one_is_not_blamed(model):
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a_b": {"c": {"d": 1}}}'])
 def test_a_configuration_that_is_none_changes_nothing(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    assert complaints.message(ValueError("a_b no"), EAGLE, str(tmp_path)).endswith("EAGLE)")
+    assert complaints.message(ValueError("a_b no"), EAGLE, str(tmp_path)).endswith("(--tp, --speculative-algorithm)")
     assert complaints.message(ValueError("no"), [], None) == "no"

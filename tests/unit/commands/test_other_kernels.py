@@ -116,19 +116,19 @@ def test_the_fp4_indexer_costs_accuracy():
 @pytest.mark.parametrize(
     ("flags", "who"),
     [
-        ({}, "SGLang's own all-reduce"),
+        ({}, "SGLang's own"),
         ({"disable_custom_all_reduce": True}, "NCCL"),
         ({"tp_size": 4}, "NCCL"),
         ({"tp_size": 1}, None),
         ({"nnodes": 2}, "NCCL"),
-        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, "SGLang's own all-reduce"),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, "SGLang's own"),
         ({"tp_size": 4, "dp_size": 2}, "NCCL"),
     ],
 )
 def test_who_sums(monkeypatch, flags, who):
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert other_kernels.resolved((FLAGS | flags).get).all_reduce == who
-    assert ("custom-all-reduce" in found(**flags)) is (who == "SGLang's own all-reduce")
+    assert ("custom-all-reduce" in found(**flags)) is (who == "SGLang's own")
 
 
 def header(file, tensors):

@@ -34,9 +34,11 @@ def info(url: str, timeout_s: float = 10.0) -> dict[str, Any]:
     try:
         found = json.loads(client.ask(f"{url.rstrip('/')}/server_info", timeout_s=timeout_s))
     except (OSError, ValueError) as error:
-        raise ServerError(f"{url} does not answer as a server of SGLang does: {error}") from error
+        raise ServerError(
+            f"{client.without_password(url)} does not answer as a server of SGLang does: {error}"
+        ) from error
     if not isinstance(found, dict) or not isinstance(found.get("version"), str):
-        raise ServerError(f"{url}/server_info is no SGLang server's: it has no version")
+        raise ServerError(f"{client.without_password(url)}/server_info is no SGLang server's: it has no version")
     return found
 
 

@@ -188,11 +188,9 @@ def render(plan: Plan) -> str:
 
 def _others(found: OtherKernels) -> str:
     draft = f", the draft's {found.draft_attention}" if found.draft_attention else ""
-    summed = f"; ranks without NVLink sum by {found.all_reduce}" if found.all_reduce else ""
-    return (
-        f"{'not MoE':<15} attention {found.attention}{draft}, sparse MLA by {found.sparse_mla}, "
-        f"indexer by {found.indexer}{summed}"
-    )
+    summed = f", all-reduce {found.all_reduce}" if found.all_reduce else ""
+    attention = f"attention {found.attention}{draft}, sparse MLA {found.sparse_mla}, indexer {found.indexer}"
+    return f"{'not MoE':<15} {attention}{summed}"
 
 
 def _layer(name: str, layer: LayerPlan) -> list[str]:

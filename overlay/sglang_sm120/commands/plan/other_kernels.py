@@ -161,7 +161,7 @@ def _all_reduce(flags: Flags) -> str | None:
     """Who sums over ranks where no GPU has NVLink."""
     if (flags("tp_size") or 1) == 1:
         return None
-    return "SGLang's own all-reduce" if _sums_in_pairs(flags) and not flags("disable_custom_all_reduce") else "NCCL"
+    return "SGLang's own" if _sums_in_pairs(flags) and not flags("disable_custom_all_reduce") else "NCCL"
 
 
 def _on(variable: str) -> bool:
