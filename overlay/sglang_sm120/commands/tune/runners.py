@@ -89,6 +89,7 @@ def run(
     logs = path.parent / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     document, until = begun(path, here), time.monotonic() + 60 * minutes
+    document["capability"] = list(card.capability)
     document |= {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": _command()}
     complete = True
     for number, job in enumerate(wanted):
