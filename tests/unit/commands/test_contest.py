@@ -5,12 +5,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from sglang_sm120 import gpu
+from sglang_sm120 import cli, gpu
 from sglang_sm120.commands.isolated import EndedError, Isolated
-from sglang_sm120.commands.tune import contest, runner_text, runners
+from sglang_sm120.commands.tune import contest, jobs, runner_text, runners
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import Layer, Place
@@ -147,6 +148,21 @@ def test_a_process_that_answers_nonsense_is_named(tmp_path):
     process = Isolated([sys.executable, "-c", "print('hello')"], os.environ, tmp_path / "log")
     with pytest.raises(EndedError, match="crashed at start: it answered 'hello'"):
         list(process.ask("{}", 10))
+
+
+def test_a_receipt_has_no_place_of_this_machine_and_a_picture_beside_it(tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runners, "place", lambda: WHERE)
+    monkeypatch.setattr(jobs, "CHILD", (str(FAKE),))
+    out = tmp_path / "receipt.json"
+    shapes = ["--shapes", "256,4096,1024,6,nvfp4", "--tp", "2", "--runners", "good", "wrong"]
+    assert cli.main(["tune", "--only", "runners", *shapes, "--minutes", "1", "--receipt", str(out)]) == 0
+    assert "good" in capsys.readouterr().out
+    assert str(tmp_path) not in out.read_text()
+    assert json.loads(out.read_text())["layers"][0]["runners"][0]["times"][0]["samples"]
+    [drawn] = tmp_path.glob("*.svg")
+    names = [t.text for t in ElementTree.parse(drawn).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert {"good", "floor", "tokens"} <= set(names)
+    assert "wrong" not in names
 
 
 def test_the_floor_is_what_the_bytes_take(tuned):

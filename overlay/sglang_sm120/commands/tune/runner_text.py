@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sglang_sm120 import files
+from sglang_sm120.commands import picture
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import EQUAL_SCALES, RIGHT
 
@@ -28,6 +29,19 @@ def render(document: dict[str, Any]) -> str:
     if document.get("complete") is False:
         lines.append("The time is spent; the same command goes on from here.")
     return "\n".join(lines)
+
+
+def pictures(document: dict[str, Any]) -> dict[str, str]:
+    """Name of a layer -> chart of its runners and the floor."""
+    found = {}
+    for entry in document["layers"]:
+        layer = str(runner_tables.layer_of(entry))
+        timed = [row for row in entry["runners"] if row["status"] in _SHOWN and row.get("times")]
+        lines = {row["runner"]: [(t["tokens"], t["us"]) for t in row["times"]] for row in timed}
+        lines["floor"] = [(f["tokens"], f["us"]) for f in entry.get("floor", [])]
+        title = f"{layer}, {document['gpu']}, SGLang {document['sglang']}"
+        found[layer] = picture.chart(title, "tokens", "µs of a layer", {n: line for n, line in lines.items() if line})
+    return found
 
 
 def _layer(entry: dict[str, Any]) -> Iterable[str]:
