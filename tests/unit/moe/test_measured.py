@@ -1,6 +1,7 @@
 """Which runner `auto` takes from a table of `tune`, and when it takes none."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -91,7 +92,7 @@ NVFP4, MXFP4 = (Layer(f, 256, 4096, 1024, 6, 2) for f in ("nvfp4", "mxfp4"))
 
 
 def follows(launch, table, **facts):
-    return Launch(**{f: getattr(launch, f) for f in Launch.__dataclass_fields__} | {"auto": Auto(table)} | facts)
+    return replace(launch, **{"auto": Auto(table)} | facts)
 
 
 def test_a_target_follows_the_table_and_a_flag_wins():
@@ -102,6 +103,17 @@ def test_a_target_follows_the_table_and_a_flag_wins():
     assert route_target(follows(launch, launch.auto.table, target_runner=CUTLASS)).runner is None
     assert route_target(follows(launch, launch.auto.table, target_default=OURS)).runner == OURS
     assert route_target(HYBRID).runner == OURS  # SGLANG_SM120_AUTO=fixed
+
+
+@pytest.mark.parametrize(("equal", "chosen"), [(True, CUTLASS), (False, OURS), (None, OURS)])
+def test_a_runner_that_needs_equal_scales_is_taken_where_the_checkpoint_has_them(equal, chosen):
+    asked = []
+    table = {NVFP4: {OURS: row(), CUTLASS: row("equal scales only", 0.5)}}
+    found = route_target(follows(HYBRID, table, auto=Auto(table, equal_scales=lambda: asked.append(1) or equal)))
+    assert (found.runner, asked) == (chosen, [1])
+    slow = {NVFP4: {OURS: row(), CUTLASS: row("equal scales only", 1.5)}}
+    route_target(follows(HYBRID, slow, auto=Auto(slow, equal_scales=lambda: asked.append(1))))
+    assert asked == [1]  # the files are read only where that decides
 
 
 def test_a_draft_follows_it_too_with_the_runners_that_drafts_have():
