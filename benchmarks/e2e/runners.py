@@ -26,6 +26,7 @@ from benchmarks.e2e.servers.server import Server, environment
 
 COLUMNS = 2048  # intermediate size of V4-Flash
 KIND = "hybrid-nvfp4"
+RUNNERS = ("sm120_triton", "marlin", "flashinfer_mxfp4")  # the last has no NVFP4 kernel and is refused there
 PORT = 21700
 CHOICE = """
 import json, sys
@@ -84,7 +85,18 @@ def layers(session: Session, sizes: list[int], minutes: float) -> None:
     for tp in sizes:
         receipt = session.out / f"runners-tp{tp}.json"
         shape = f"256,4096,{COLUMNS // tp},6"
-        words = ["tune", "--only", "runners", "--shapes", f"{shape},nvfp4", shape, "--tp", str(tp)]
+        words = [
+            "tune",
+            "--only",
+            "runners",
+            "--shapes",
+            f"{shape},nvfp4",
+            shape,
+            "--tp",
+            str(tp),
+            "--runners",
+            *RUNNERS,
+        ]
         session.command(*words, "--minutes", str(minutes), "--out", str(receipt), limit=60 * minutes + 60)
         session.choice(receipt)
 

@@ -144,6 +144,22 @@ def test_samples_of_a_token_count_are_taken_in_turns(tuned, monkeypatch):
     assert [who for _, who in asked] == [first, second] * contest.ROUNDS
 
 
+def test_a_fault_of_our_own_kernel_is_an_error(tuned):
+    document = tuned("good", "sm120_triton", counts=(1,))
+    [error] = document["errors"]
+    assert error.startswith("sm120_triton is crashed for nvfp4 256,4096,1024,6 TP2: clamp T=6: signal SIGABRT")
+    assert f"ERROR   {error}" in runner_text.render(document)
+
+
+def test_a_file_that_is_no_table_is_not_overwritten_and_one_of_another_place_neither(tuned, tmp_path):
+    for content in ("my notes", json.dumps({"schema": 1, "kind": "runners", "gpu": "Other", "sglang": "0", "overlay": "0",
+                                            "layers": []})):  # fmt: skip
+        (tmp_path / "table.json").write_text(content)
+        with pytest.raises(runners.RunnersError, match=r"table\.json is there, and is not a table to go on with"):
+            tuned("good", out=tmp_path / "table.json")
+        assert (tmp_path / "table.json").read_text() == content
+
+
 def test_a_process_that_answers_nonsense_is_named(tmp_path):
     process = Isolated([sys.executable, "-c", "print('hello')"], os.environ, tmp_path / "log")
     with pytest.raises(EndedError, match="crashed at start: it answered 'hello'"):
