@@ -152,8 +152,8 @@ def test_a_fault_of_our_own_kernel_is_an_error(tuned):
 
 
 def test_a_file_that_is_no_table_is_not_overwritten_and_one_of_another_place_neither(tuned, tmp_path):
-    for content in ("my notes", json.dumps({"schema": 1, "kind": "runners", "gpu": "Other", "sglang": "0", "overlay": "0",
-                                            "layers": []})):  # fmt: skip
+    elsewhere = {"schema": 1, "kind": "runners", "gpu": "Other", "sglang": "0", "overlay": "0", "layers": []}
+    for content in ("my notes", json.dumps(elsewhere)):
         (tmp_path / "table.json").write_text(content)
         with pytest.raises(runners.RunnersError, match=r"table\.json is there, and is not a table to go on with"):
             tuned("good", out=tmp_path / "table.json")
