@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_sm120.gpu import Gpu
-from sglang_sm120.moe import auto, runner_tables
+from sglang_sm120.moe import auto, decisions, runner_tables
 from sglang_sm120.moe.auto import Auto, mix_of
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.measured import Mix, choose
 from sglang_sm120.moe.runner_tables import Layer, Place, Row, Time
 from sglang_sm120.moe.runners import route_draft, route_target
+from sglang_sm120.patches import deepseek_v4_gate
 
 COUNTS = tuple(2**n for n in range(14))
 OURS, MARLIN, CUTLASS = "sm120_triton", "marlin", "flashinfer_cutlass"
@@ -139,6 +140,18 @@ def test_a_table_of_another_layer_is_not_used(change):
     found = route_target(launch)
     assert found.runner == OURS
     assert f"`sglang-sm120 tune --model-path DIR --tp {launch.tp}" in found.reason
+
+
+def test_the_log_says_what_auto_follows_or_which_command_measures(caplog, monkeypatch):
+    monkeypatch.setattr(decisions, "_SAID", set())
+    measured_here = follows(HYBRID, {NVFP4: {OURS: row(), MARLIN: row(factor=0.5)}})
+    with caplog.at_level("INFO", logger="sglang_sm120"):
+        deepseek_v4_gate._say(HYBRID, "draft", route_draft(HYBRID))  # fixed: nothing to say
+        deepseek_v4_gate._say(measured_here, "target", route_target(measured_here))
+        deepseek_v4_gate._say(measured_here, "draft", route_draft(measured_here))
+    first, second = caplog.messages
+    assert first.startswith("MoE target: marlin: measured here: ")
+    assert "`sglang-sm120 tune --model-path DIR --tp 2` does" in second
 
 
 @pytest.fixture
