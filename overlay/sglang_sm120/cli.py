@@ -82,7 +82,7 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
         _say("interrupted; what was measured is kept, and the same command goes on from there")
         return INTERRUPTED
     if arguments.receipt:
-        _write_receipt(arguments.receipt, document)
+        _write_receipt(arguments.receipt, document, whole.pictures(document))
     return _answer(document, arguments.json, whole.render)
 
 
@@ -112,7 +112,7 @@ def _bench(arguments: argparse.Namespace, _flags: list[str]) -> int:
     except (server.ServerError, text.ReceiptError) as error:
         return _say(error, arguments.json)
     if arguments.receipt:
-        _write_receipt(arguments.receipt, document)
+        _write_receipt(arguments.receipt, document, text.pictures(document))
     return _answer(document, arguments.json, text.render)
 
 
@@ -166,13 +166,16 @@ def _hint(error: Exception) -> str:
     return "; install SGLang, which brings it: pip install sglang" if missing in ("torch", "triton") else ""
 
 
-def _write_receipt(file: Path, document: dict[str, Any]) -> None:
-    """The document without the place of this machine's files. An OSError is `main`'s."""
+def _write_receipt(file: Path, document: dict[str, Any], pictures: dict[str, str] | None = None) -> None:
+    """The document without the place of this machine's files, charts beside it. An OSError is `main`'s."""
     import json
+    import re
 
     from sglang_sm120 import files
 
     files.write_whole(file, json.dumps(files.shareable(document), indent=1) + "\n")
+    for name, chart in (pictures or {}).items():
+        files.write_whole(file.with_name(f"{file.stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg"), chart)
     _progress(f"Receipt: {file}; to share it, add it to benchmarks/receipts/")
 
 

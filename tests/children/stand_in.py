@@ -42,7 +42,9 @@ def command(arguments):
         note("plan", arguments[1:])
         return 0
     measures = arguments[0] == "tune" and "--check" not in arguments
-    if arguments[0] in ("selftest", "verify") or measures:  # half a minute, a server, a GPU: they have their own tests
+    if (
+        arguments[0] in ("selftest", "verify", "bench", "report") or measures
+    ):  # half a minute, a server, a GPU: they have their own tests
         parse = "import sys; from sglang_sm120 import cli; cli.parser().parse_args(sys.argv[1:])"
         note(arguments[0], arguments[1:])
         return subprocess.call([REAL, "-c", parse, *arguments])

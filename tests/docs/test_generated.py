@@ -166,6 +166,25 @@ def test_no_figure_is_shown_without_a_receipt_of_the_card(tmp_path, monkeypatch)
     assert selftests.tables() == selftests.NOTHING
 
 
+def test_an_owners_report_shows_the_runners_of_the_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(selftests, "RECEIPTS", tmp_path)
+    layer = {"format": "nvfp4", "experts": 256, "hidden": 4096, "inter": 1024, "top_k": 6, "tp": 2, "ep": 1}
+    rows = [{"runner": "marlin", "status": "right", "times": [{"tokens": 4, "us": 41.26, "low": 41, "high": 42}]}]
+    rows.append({"runner": "flashinfer_cutlass", "status": "wrong", "why": "clamp T=6"})
+    entry = layer | {"runners": rows, "floor": [{"tokens": 4, "us": 30.04}]}
+    table = {"schema": 1, "kind": "runners", "gpu": "RTX 5090", "sglang": "0.5.23", "capability": [12, 0]}
+    report = {"schema": 1, "kind": "report", "tune": table | {"layers": [entry]}}
+    (tmp_path / "owner.json").write_text(json.dumps(report))
+    assert selftests.sentence() == "[benchmarks](benchmarks/README.md) has times on RTX 5090."
+    shown = selftests.tables()
+    assert "RTX 5090, SGLang 0.5.23, nvfp4 256,4096,1024,6 TP2" in shown
+    assert "Not right: flashinfer_cutlass: wrong. [Receipt](receipts/owner.json)" in shown
+    assert "| 4 | 30.0 | 41.3 |" in shown
+    report["tune"]["capability"] = [9, 0]
+    (tmp_path / "owner.json").write_text(json.dumps(report))
+    assert selftests.sentence() == selftests.NOTHING
+
+
 def test_the_shown_plan_is_of_the_command_above_it():
     assert planned.command()[:3] == ["plan", "--model", "$MODEL"]
     assert "EAGLE" in planned.command()

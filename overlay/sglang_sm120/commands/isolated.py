@@ -16,7 +16,7 @@ from typing import Any
 from sglang_sm120.commands import interrupts
 
 LAST = ("done", "refused", "failed")  # the words that end an answer
-GRACE = 10.0  # seconds for a process that was told to end
+GRACE = 10.0  # seconds for a process that has closed its answer to end
 PATIENCE = 0.5  # seconds between looks at the clock
 _TAIL = 16384  # bytes of the log that may hold its last words
 
@@ -76,15 +76,6 @@ class Isolated:
             yield answer
             if any(word in answer for word in LAST):
                 return
-
-    def close(self) -> None:
-        """Let it end, or end it; whatever it started ends with it."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE)
-        self.kill()
 
     def kill(self) -> None:
         """End the process group at once."""

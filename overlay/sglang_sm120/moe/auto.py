@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import gpu
+from sglang_sm120.checkpoint import global_scales
 from sglang_sm120.kernels.sm120.tile_tables import NoHomeError
 from sglang_sm120.moe import measured, runner_tables
 from sglang_sm120.moe.measured import BATCHES, Choice, Mix
-from sglang_sm120.moe.runner_tables import Layer, Place, Table
+from sglang_sm120.moe.runner_tables import EQUAL_SCALES, RIGHT, Layer, Place, Table
 from sglang_sm120.settings import AUTO, RUNNER, AutoRunner
 from sglang_sm120.upstream import releases
 from sglang_sm120.upstream.server_flags import Role
@@ -24,11 +26,16 @@ _LARGEST_BATCH = 512
 
 @dataclass(frozen=True)
 class Auto:
-    """The table that holds here, or why there is none, and the mix of each role."""
+    """The table that holds here, or why there is none, and the mix of each role.
+
+    `equal_scales` says whether gate and up have the same global scale in all experts of the launch's checkpoint; it is
+    asked only where a runner that takes that for granted was the fastest.
+    """
 
     table: Mapping[Layer, Mapping[str, runner_tables.Row]] | None = None
     problem: str = ""
     mixes: Mapping[Role, Mix] = field(default_factory=dict)
+    equal_scales: Callable[[], bool | None] = lambda: None
 
     def choose(self, layer: Layer, role: Role, fixed: str, allowed: Sequence[str]) -> Choice:
         """The runner of a layer; None with the reason where the table does not say."""
@@ -37,13 +44,20 @@ class Auto:
             problem = self.problem or "this layer was not measured here"
             command = f"`sglang-sm120 tune --model-path DIR --tp {layer.tp}"
             return Choice(None, why=f"{problem}; {command}{f' --ep {layer.ep}' if layer.ep > 1 else ''}` does")
-        return measured.choose(rows, allowed, fixed, self.mixes.get(role, Mix()))
+        mix = self.mixes.get(role, Mix())
+        as_right = {r: replace(row, status=RIGHT) if row.status == EQUAL_SCALES else row for r, row in rows.items()}
+        hopeful = measured.choose(as_right, allowed, fixed, mix)
+        if hopeful.runner and rows[hopeful.runner].status == EQUAL_SCALES and self.equal_scales():
+            return hopeful
+        return measured.choose(rows, allowed, fixed, mix)
 
 
 def of_launch(view: Any) -> Auto:
     """What a launch follows, from its flags as far as they are resolved."""
     table, problem = held_here()
-    return Auto(table, problem, {role: mix_of(view, role) for role in ("target", "draft")})
+    mixes: dict[Role, Mix] = {role: mix_of(view, role) for role in ("target", "draft")}
+    real = view.load_format != "dummy"
+    return Auto(table, problem, mixes, lambda: global_scales.are_equal(Path(view.model_path)) if real else None)
 
 
 def held_here() -> tuple[Table | None, str]:

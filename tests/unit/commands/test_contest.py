@@ -5,12 +5,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from sglang_sm120 import gpu
+from sglang_sm120 import cli, gpu
 from sglang_sm120.commands.isolated import EndedError, Isolated
-from sglang_sm120.commands.tune import contest, runner_text, runners
+from sglang_sm120.commands.tune import contest, jobs, runner_text, runners
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import Layer, Place
@@ -112,15 +113,16 @@ def test_out_of_time_the_same_command_goes_on(tuned, monkeypatch):
 
 
 def test_interrupted_it_keeps_what_it_has_and_ends_the_processes(tuned, tmp_path):
-    begun = []
+    written = []
 
     def progress(text, share, left):
         if "T=2" in text:
+            written.append(set(table()["good"].times))  # there before anything ends
             raise KeyboardInterrupt
-        begun.append(text)
 
     with pytest.raises(KeyboardInterrupt):
         tuned("good", "quick", progress=progress)
+    assert written == [{1}]
     kept = table()
     assert kept["good"].status == "right"
     assert set(kept["good"].times) == {1}
@@ -142,10 +144,41 @@ def test_samples_of_a_token_count_are_taken_in_turns(tuned, monkeypatch):
     assert [who for _, who in asked] == [first, second] * contest.ROUNDS
 
 
+def test_a_fault_of_our_own_kernel_is_an_error(tuned):
+    document = tuned("good", "sm120_triton", counts=(1,))
+    [error] = document["errors"]
+    assert error.startswith("sm120_triton is crashed for nvfp4 256,4096,1024,6 TP2: clamp T=6: signal SIGABRT")
+    assert f"ERROR   {error}" in runner_text.render(document)
+
+
+def test_a_file_that_is_no_table_is_not_overwritten_and_one_of_another_place_neither(tuned, tmp_path):
+    elsewhere = {"schema": 1, "kind": "runners", "gpu": "Other", "sglang": "0", "overlay": "0", "layers": []}
+    for content in ("my notes", json.dumps(elsewhere)):
+        (tmp_path / "table.json").write_text(content)
+        with pytest.raises(runners.RunnersError, match=r"table\.json is there, and is not a table to go on with"):
+            tuned("good", out=tmp_path / "table.json")
+        assert (tmp_path / "table.json").read_text() == content
+
+
 def test_a_process_that_answers_nonsense_is_named(tmp_path):
     process = Isolated([sys.executable, "-c", "print('hello')"], os.environ, tmp_path / "log")
     with pytest.raises(EndedError, match="crashed at start: it answered 'hello'"):
         list(process.ask("{}", 10))
+
+
+def test_a_receipt_has_no_place_of_this_machine_and_a_picture_beside_it(tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runners, "place", lambda: WHERE)
+    monkeypatch.setattr(jobs, "CHILD", (str(FAKE),))
+    out = tmp_path / "receipt.json"
+    shapes = ["--shapes", "256,4096,1024,6,nvfp4", "--tp", "2", "--runners", "good", "wrong"]
+    assert cli.main(["tune", "--only", "runners", *shapes, "--minutes", "1", "--receipt", str(out)]) == 0
+    assert "good" in capsys.readouterr().out
+    assert str(tmp_path) not in out.read_text()
+    assert json.loads(out.read_text())["layers"][0]["runners"][0]["times"][0]["samples"]
+    [drawn] = tmp_path.glob("*.svg")
+    names = [t.text for t in ElementTree.parse(drawn).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert {"good", "floor", "tokens"} <= set(names)
+    assert "wrong" not in names
 
 
 def test_the_floor_is_what_the_bytes_take(tuned):

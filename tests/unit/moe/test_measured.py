@@ -1,17 +1,19 @@
 """Which runner `auto` takes from a table of `tune`, and when it takes none."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_sm120.gpu import Gpu
-from sglang_sm120.moe import auto, runner_tables
+from sglang_sm120.moe import auto, decisions, runner_tables
 from sglang_sm120.moe.auto import Auto, mix_of
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.measured import Mix, choose
 from sglang_sm120.moe.runner_tables import Layer, Place, Row, Time
 from sglang_sm120.moe.runners import route_draft, route_target
+from sglang_sm120.patches import deepseek_v4_gate
 
 COUNTS = tuple(2**n for n in range(14))
 OURS, MARLIN, CUTLASS = "sm120_triton", "marlin", "flashinfer_cutlass"
@@ -91,7 +93,7 @@ NVFP4, MXFP4 = (Layer(f, 256, 4096, 1024, 6, 2) for f in ("nvfp4", "mxfp4"))
 
 
 def follows(launch, table, **facts):
-    return Launch(**{f: getattr(launch, f) for f in Launch.__dataclass_fields__} | {"auto": Auto(table)} | facts)
+    return replace(launch, **{"auto": Auto(table)} | facts)
 
 
 def test_a_target_follows_the_table_and_a_flag_wins():
@@ -102,6 +104,17 @@ def test_a_target_follows_the_table_and_a_flag_wins():
     assert route_target(follows(launch, launch.auto.table, target_runner=CUTLASS)).runner is None
     assert route_target(follows(launch, launch.auto.table, target_default=OURS)).runner == OURS
     assert route_target(HYBRID).runner == OURS  # SGLANG_SM120_AUTO=fixed
+
+
+@pytest.mark.parametrize(("equal", "chosen"), [(True, CUTLASS), (False, OURS), (None, OURS)])
+def test_a_runner_that_needs_equal_scales_is_taken_where_the_checkpoint_has_them(equal, chosen):
+    asked = []
+    table = {NVFP4: {OURS: row(), CUTLASS: row("equal scales only", 0.5)}}
+    found = route_target(follows(HYBRID, table, auto=Auto(table, equal_scales=lambda: asked.append(1) or equal)))
+    assert (found.runner, asked) == (chosen, [1])
+    slow = {NVFP4: {OURS: row(), CUTLASS: row("equal scales only", 1.5)}}
+    route_target(follows(HYBRID, slow, auto=Auto(slow, equal_scales=lambda: asked.append(1))))
+    assert asked == [1]  # the files are read only where that decides
 
 
 def test_a_draft_follows_it_too_with_the_runners_that_drafts_have():
@@ -127,6 +140,18 @@ def test_a_table_of_another_layer_is_not_used(change):
     found = route_target(launch)
     assert found.runner == OURS
     assert f"`sglang-sm120 tune --model-path DIR --tp {launch.tp}" in found.reason
+
+
+def test_the_log_says_what_auto_follows_or_which_command_measures(caplog, monkeypatch):
+    monkeypatch.setattr(decisions, "_SAID", set())
+    measured_here = follows(HYBRID, {NVFP4: {OURS: row(), MARLIN: row(factor=0.5)}})
+    with caplog.at_level("INFO", logger="sglang_sm120"):
+        deepseek_v4_gate._say(HYBRID, "draft", route_draft(HYBRID))  # fixed: nothing to say
+        deepseek_v4_gate._say(measured_here, "target", route_target(measured_here))
+        deepseek_v4_gate._say(measured_here, "draft", route_draft(measured_here))
+    first, second = caplog.messages
+    assert first.startswith("MoE target: marlin: measured here: ")
+    assert "`sglang-sm120 tune --model-path DIR --tp 2` does" in second
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_sm120 import schemas
+from sglang_sm120.commands import picture
 from sglang_sm120.commands.bench.command import SCHEMA, lost, value
 
 # key, title, and whether more is better
@@ -47,6 +48,20 @@ def render(document: dict[str, Any]) -> str:
         lines.append(f"  {row['prompt_tokens']:>6} {row['concurrency']:>7}{cells} {lost(row):>5}")
     lines += [f"left out {what}" for what in document["left_out"]]
     return "\n".join(lines + [f"ERROR   {error}" for error in document["errors"]])
+
+
+def pictures(document: dict[str, Any]) -> dict[str, str]:
+    """Key of a figure -> chart over the sequences at once, a line for each prompt length."""
+    found = {}
+    card = document["gpu"]["name"] if document["gpu"] else "GPU not known"
+    for key, title, _ in FIGURES[:3]:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in document["loads"]:
+            mean = value(row, key)
+            if mean:
+                lines.setdefault(f"{row['prompt_tokens']} prompt tokens", []).append((row["concurrency"], mean))
+        found[key] = picture.chart(f"{title}, {card}", "sequences at once", title, lines)
+    return found
 
 
 def about(document: dict[str, Any]) -> list[str]:

@@ -16,10 +16,12 @@ from sglang_sm120.commands.tune import contest, jobs
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.kernels.sm120 import tile_tables
 from sglang_sm120.moe import runner_tables
-from sglang_sm120.moe.runner_tables import Layer, Place
+from sglang_sm120.moe.runner_tables import EQUAL_SCALES, Layer, Place
+from sglang_sm120.settings import RUNNER
 from sglang_sm120.upstream import releases
 
 BITS = {"mxfp4": 4.25, "nvfp4": 4.5}  # of a weight with its share of the scales
+FAULTS = (EQUAL_SCALES, "unsteady", "wrong", "failed", "crashed")
 LOGS = "tune-logs"  # beside the table: what the processes of runners said last
 _PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel")
 
@@ -41,15 +43,27 @@ def place() -> tuple[Place, gpu.Gpu] | str:
     return Place(here.name, releases.base(sglang)), here
 
 
-def begun(path: Path, here: Place) -> dict[str, Any]:
-    """The document to go on with: the file's, where it holds here, else a new one."""
+def begun(path: Path, here: Place, own: bool) -> dict[str, Any]:
+    """The document to go on with: the file's, where it holds here, else a new one.
+
+    Args:
+        own: the file is ours, and is replaced where it is no table that holds here; another one is refused.
+
+    Raises:
+        RunnersError: it is not ours.
+    """
     try:
         held, document = runner_tables.load(path)
-        if held == here:
+        difference = held.difference(here)
+        if difference is None:
             runner_tables.rows_of(document)
             return document
-    except (OSError, ValueError):
-        pass  # no table, or none to go on with: it is made anew
+        raise ValueError(difference)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        if not own:
+            raise RunnersError(f"--out {path} is there, and is not a table to go on with: {error}") from error
     versions = {name: releases.installed(name) for name in _PACKAGES}
     head = {"schema": runner_tables.SCHEMA, "kind": "runners", **asdict(here)}
     return head | {"versions": {"python": platform.python_version(), **versions}, "layers": []}
@@ -88,7 +102,8 @@ def run(
     path = out or runner_tables.path_for(here)
     logs = path.parent / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    document, until = begun(path, here), time.monotonic() + 60 * minutes
+    document, until = begun(path, here, out is None), time.monotonic() + 60 * minutes
+    document["capability"] = list(card.capability)
     document |= {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": _command()}
     complete = True
     for number, job in enumerate(wanted):
@@ -111,7 +126,17 @@ def run(
                 document["copy_bytes_per_s"] = done.bandwidth
                 _add_floor(entry, done.bandwidth)
                 save(entry["runners"])
-    return document | {"table": str(path), "complete": complete, "errors": []}
+    return document | {"table": str(path), "complete": complete, "errors": _ours(document)}
+
+
+def _ours(document: dict[str, Any]) -> list[str]:
+    """What our own kernel did wrong: a fault to report, whatever the others did."""
+    return [
+        f"{RUNNER} is {row['status']} for {runner_tables.layer_of(entry)}: {row['why']}; please report this"
+        for entry in document["layers"]
+        for row in entry["runners"]
+        if row["runner"] == RUNNER and row["status"] in FAULTS
+    ]
 
 
 def _command() -> list[str]:

@@ -80,3 +80,9 @@ def render(document: dict[str, Any]) -> str:
     first = document.get("runners")
     text = command.render(document)
     return f"{runner_text.render(first)}\n\n{text}" if first else text
+
+
+def pictures(document: dict[str, Any]) -> dict[str, str]:
+    """Name of a layer -> chart of its runners; none of tiles."""
+    measured = document if document.get("kind") == "runners" else document.get("runners")
+    return runner_text.pictures(measured) if measured else {}
