@@ -7,7 +7,7 @@
 #   --draft DIR  where the draft's weights are, if neither the checkpoint itself nor its folder `dspark` holds them
 #   --tp N       GPUs (2)
 #
-# For checkpoints with a DSpark draft: V4-Flash-0731, V4.1-Flash and conversions that kept it.
+# For checkpoints with a DSpark draft: V4-Flash-0731, V4.1-Flash (SGLang 0.5.21 and later) and conversions that kept it.
 # Untested on SM120.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
