@@ -7,6 +7,7 @@ import pytest
 from sglang_sm120.moe.invariance import varying
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.runners import Route, route_draft, route_target
+from sglang_sm120.settings import RUNNER
 
 HYBRID = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE")
 NATIVE = replace(HYBRID, kind="mxfp4")
