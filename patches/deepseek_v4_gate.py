@@ -15,7 +15,7 @@ from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.launch_files import Files
 from sglang_sm120.patching import on_import, records, replace, still_reached
 from sglang_sm120.patching.records import Patch
-from sglang_sm120.settings import DISABLE, RUNNER, Settings
+from sglang_sm120.settings import BATCH_INVARIANT, DISABLE, RUNNER, Settings
 from sglang_sm120.upstream import contracts, features, releases, server_flags, update_paths
 from sglang_sm120.upstream.contracts import Target
 from sglang_sm120.upstream.protocols import ResolvedFlags
@@ -109,12 +109,23 @@ def _provider(settings: Settings) -> Callable[[Any, Any], dict[str, str]]:
             )
         except refusals.RouteError as error:
             raise SystemExit(f"sglang-sm120: {error}") from error
-        attention = [invariance.ATTENTION] if server_flags.is_deterministic(view) else []
-        for said in attention + invariance.varying(launch, target, draft if launch.speculative is not None else None):
-            logger.warning(f"sglang-sm120: {said}")
+        _warn_of_varying_bits(view, settings, launch, target, draft)
         return declared
 
     return sm120_moe_runners
+
+
+def _warn_of_varying_bits(
+    view: ResolvedFlags, settings: Settings, launch: Launch, target: runners.Route, draft: runners.Route
+) -> None:
+    """Name what does not keep a token's bits, where a launch asks for that."""
+    said = invariance.varying(launch, target, draft if launch.speculative is not None else None)
+    if server_flags.is_deterministic(view) and settings.batch_invariant:
+        said.append(invariance.ATTENTION)
+    elif server_flags.is_deterministic(view):
+        said.append(f"where SGLang refuses deterministic inference, {BATCH_INVARIANT.name}=1 lets it start")
+    for line in said:
+        logger.warning(f"sglang-sm120: {line}")
 
 
 def _unreached(view: ResolvedFlags, settings: Settings) -> str | None:
