@@ -7,8 +7,8 @@ from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.refusals import RouteError
 from sglang_sm120.upstream import features, server_flags
 
-OLD = {"takes_names": False, "ids_per_layer": False}  # SGLang 0.5.16 to 0.5.18
-OLDEST = OLD | {"cutlass_mxfp4": False, "deep_gemm_fp4": False, "default_reads_fp4_only": True}  # and before
+OLD = {"takes_names": False, "ids_per_layer": False, "deep_gemm_fp4": False}  # SGLang 0.5.16 to 0.5.18
+OLDEST = OLD | {"cutlass_mxfp4": False, "default_reads_fp4_only": True}  # and before
 PRO_TP16 = {"hidden_size": 7168, "moe_intermediate_size": 3072, "tp": 16}
 
 

@@ -98,6 +98,7 @@ REFUSED = [
     ("BF16 draft", "BF16 draft", TP1 + EAGLE, {}, "the draft's experts of mtp.0 are BF16, and SGLang"),
     ("FP8 stages", "FP8 stages", TP1 + DSPARK, {}, "the DSpark draft's experts are FP8 and the target's mxfp4"),
     ("without the patch", "FP8, MXFP4 draft", TP1 + EAGLE, {"SGLANG_SM120_DISABLE": "draft_format"}, "read them as"),
+    ("forced", "FP8, MXFP4 draft", TP1 + EAGLE, {"SGLANG_DSV4_FP4_EXPERTS": "0"}, "SGLang would read them as FP8"),
     ("or for a target", "MXFP4 draft first", TP1, {"SGLANG_SM120_DISABLE": "draft_format"}, "the target's experts a"),
     ("bytes on Marlin", "hybrid, bytes", [*TP1, *EAGLE, DRAFT_FLAG, "marlin"], {}, "stores scales as U8, which"),
     ("native bytes", "bytes", [*TP1, TARGET_FLAG, "flashinfer_mxfp4"], {}, "stores scales as U8, which SGLang's loa"),

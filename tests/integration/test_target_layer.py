@@ -137,17 +137,17 @@ def without(name):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (without(f"{BLOCK}.5.w2.weight_scale_2"), "the checkpoint did not deliver experts.5.w2.weight_scale_2"),
-        (without(f"{BLOCK}.5.w3.weight_scale"), "the checkpoint did not deliver experts.5.w3.weight_scale;"),
-        (zeroed, "w13_weight_scale_2 of expert 6 is 0.0, expected a finite multiplier"),
-        (poisoned, "w2_weight_scale of expert 6 holds NaN (byte 0xff)"),
+        (without(f"{BLOCK}.5.w2.weight_scale_2"), "expert 5 of layers.0 lacks w2.weight_scale_2, which most of its"),
+        (without(f"{BLOCK}.5.w3.weight_scale"), "expert 5 of layers.0 lacks w3.weight_scale, which most of its"),
+        (zeroed, f"{LAYER}: w13_weight_scale_2 of expert 6 is 0.0, expected a finite multiplier"),
+        (poisoned, f"{LAYER}: w2_weight_scale of expert 6 holds NaN (byte 0xff)"),
     ],
     ids=["no multiplier", "no scale", "multiplier 0", "NaN"],
 )
 def test_damage_is_named(checkpoints, tmp_path, edit, says):
     done = target_layer(edited(checkpoints["hybrid"], tmp_path / "copy", edit), "--tp", "2")
     assert done.returncode != 0
-    assert f"{LAYER}: {says}" in done.stderr
+    assert says in done.stderr
 
 
 def test_a_transcoded_draft_is_refused_before_weights_load(checkpoints, tmp_path):
@@ -168,5 +168,5 @@ def test_a_transcoded_draft_is_refused_before_weights_load(checkpoints, tmp_path
     index_file.write_text(json.dumps(index))
     done = target_layer(copy)
     assert done.returncode != 0
-    assert "the experts of mtp.0 are hybrid-nvfp4 (U8), and SGLang would read them as mxfp4" in done.stderr
+    assert "the draft's experts of mtp.0 are NVFP4 (U8), and SGLang would read them as MXFP4 or FP8" in done.stderr
     assert "Prepared" not in done.stderr

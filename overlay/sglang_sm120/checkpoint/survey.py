@@ -112,7 +112,8 @@ def read(directory: Path) -> Survey:
             raise CheckpointError(f"{file} lacks {min(lacking)}, which {headers.INDEX} places there; download it again")
         collected.look(entries)
         for name, entry in entries.items():
-            collected.add(name, entry, file)
+            if placed is None or placed.get(name, file) == file:  # of two, the one that the index means
+                collected.add(name, entry, file)
     return collected.survey()
 
 

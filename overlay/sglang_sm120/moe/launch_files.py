@@ -10,6 +10,7 @@ from typing import Any
 from sglang_sm120.checkpoint import drafts, inspection, shares
 from sglang_sm120.checkpoint.expert_formats import CALLED
 from sglang_sm120.checkpoint.inspection import Inspected
+from sglang_sm120.upstream import server_flags
 from sglang_sm120.upstream.protocols import ResolvedFlags
 
 DRAFT_FORMAT = "draft_format"  # the patch with which SGLang looks at the draft's own experts
@@ -90,7 +91,8 @@ def read(view: ResolvedFlags, states: Mapping[str, str]) -> tuple[Files, list[st
     files = of_draft(target, view.model_path, algorithm, view.speculative_draft_model_path)
     problems = [f"{model}: {'; '.join(target.checkpoint.problems)}"] if target.checkpoint.problems else []
     reads_draft = getattr(view, "speculative_draft_load_format", None) != "dummy"
-    return files, problems + files.problems(algorithm if reads_draft else None, states)
+    looked = {} if server_flags.format_is_forced() else states  # then nobody looks at the draft
+    return files, problems + files.problems(algorithm if reads_draft else None, looked)
 
 
 def count_problems(view: ResolvedFlags, text: Any) -> list[str]:

@@ -1,5 +1,7 @@
 """Shards that are cut, absent or surplus, with an index and without."""
 
+import json
+
 import pytest
 from field_checkpoints import whole, write
 
@@ -76,6 +78,22 @@ def test_what_the_index_does_not_name_is_not_read(tmp_path, content):
     (tmp_path / "old-00001.safetensors").write_bytes(shards(tmp_path)[1].read_bytes())
     (tmp_path / "stray.safetensors").write_bytes(content)
     assert inspection.read(tmp_path).weights == weights
+
+
+def test_of_two_tensors_of_a_name_the_one_counts_that_the_index_means(tmp_path):
+    write(tmp_path, NATIVE, "mxfp4")
+    expected = inspection.read(tmp_path)
+    first, last = shards(tmp_path)[0], shards(tmp_path)[-1]
+    name = "mtp.0.ffn.experts.0.w1.weight"
+    text = first.read_bytes()[8:]
+    header = {name: {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}}
+    header |= json.JSONDecoder().raw_decode(text.decode("latin-1"))[0]
+    data = json.dumps(header).encode()
+    first.write_bytes(len(data).to_bytes(8, "little") + data)
+    assert name.encode() in last.read_bytes()
+    found = inspection.read(tmp_path)
+    assert found.draft_problems("EAGLE") == []
+    assert found.weights == expected.weights
 
 
 def test_each_shard_is_read_once(tmp_path, monkeypatch):
