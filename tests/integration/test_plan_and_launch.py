@@ -197,6 +197,6 @@ def test_plan_and_launch_agree(answers, number):
 def test_the_launches_are_worth_it(answers):
     """Enough of them go on, enough stop, and every method of the overlay is among them."""
     on = [a["launch"] for a in answers if a["launch"]["error"] is None]
-    assert 40 < len(on) < len(answers) - 40
+    assert min(len(on), len(answers) - len(on)) > 25
     methods = {a[role] for a in on for role in ("target", "draft")}
     assert methods >= {"Sm120Nvfp4MoEMethod", "Sm120Mxfp4MoEMethod", "ModelOptNvFp4FusedMoEMethod", "Fp8MoEMethod"}
