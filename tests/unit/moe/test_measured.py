@@ -127,7 +127,12 @@ def test_a_draft_whose_scales_the_loader_would_convert_keeps_the_runner_that_tak
     launch = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE", draft_converted_scales="U8")
     for kind in ("hybrid-nvfp4", "fp8"):
         of_kind = replace(launch, kind=kind, draft_kind="mxfp4")
-        assert route_draft(follows(of_kind, {replace(MXFP4, top_k=0, experts=0): {OURS: row(), MARLIN: row(factor=0.5)}})).runner == OURS
+        assert (
+            route_draft(
+                follows(of_kind, {replace(MXFP4, top_k=0, experts=0): {OURS: row(), MARLIN: row(factor=0.5)}})
+            ).runner
+            == OURS
+        )
 
 
 def test_native_experts_follow_it_with_every_runner_of_the_release():
