@@ -22,4 +22,6 @@ for line in sys.stdin:
     speed = float(os.environ.get("FAKE_SPEED", "1")) * (1 + 0.01 * (int(flags["--seed"]) % 2))
     found = {"completed": prompts, "output_throughput": 50.0 * concurrency * speed, "median_ttft_ms": 100 / speed}
     found |= {"median_tpot_ms": 20 / speed, "accept_length": 1.8, "generated_texts": ["a secret prompt"]}
+    if os.environ.get("FAKE_BENCH") == "loses" and concurrency == 2:
+        found["completed"] -= 1
     print(json.dumps({"done": found}), flush=True)

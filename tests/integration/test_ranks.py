@@ -14,6 +14,9 @@ from helpers import CHILDREN, ROOT, environment, run
 
 from scripts.checkpoints import tiny
 from scripts.layers import draft_layer
+from sglang_sm120.commands.plan import simulate
+from sglang_sm120.moe.runner_tables import Layer, Place
+from sglang_sm120.upstream import releases
 
 pytestmark = pytest.mark.sglang
 
@@ -48,13 +51,29 @@ def checkpoint(tmp_path_factory):
     return tiny.write(tmp_path_factory.mktemp("checkpoint"), shape)
 
 
+def marlin_is_faster_at(home):
+    """Write a host's table of runners for the target's layer at TP2."""
+    here = Place(simulate.PRODUCTS["sm120"][0], releases.base(releases.installed()))
+    layer = Layer("nvfp4", EXPERTS, HIDDEN, WIDTH // 2, tiny.SHAPE.top_k, 2)
+    rows = []
+    for name, us in {"sm120_triton": 30.0, "marlin": 20.0}.items():
+        times = [{"tokens": 2**n, "us": us, "low": us, "high": us} for n in range(14)]
+        rows.append({"runner": name, "status": "right", "times": times})
+    document = {"schema": 1, "kind": "runners", **vars(here), "layers": [vars(layer) | {"runners": rows}]}
+    home.mkdir()
+    (home / here.file_name).write_text(json.dumps(document))
+
+
 @pytest.fixture(scope="module")
 def answers(checkpoint):
     """Run -> what its ranks said; none of their processes is left."""
     dies = runs(["TP2"], dies=1)[0] | {"name": "dies"}
     off = runs(["TP2"], env={"1": {"SGLANG_SM120": "0"}})[0] | {"name": "off"}
     other = runs(["TP4"], env={"2": {"SGLANG_SM120_ACTIVATION": "mxfp8"}})[0] | {"name": "other"}
-    asked = [*runs(RANKS), dies, off, other]
+    table = {"SGLANG_SM120_HOME": str(checkpoint.parent / "home"), "SGLANG_SM120_AUTO": "measured"}
+    marlin_is_faster_at(checkpoint.parent / "home")
+    tables = runs(["TP2 target"], env={"1": table})[0] | {"name": "tables"}
+    asked = [*runs(RANKS), dies, off, other, tables]
     request = {"model": str(checkpoint), "batches": BATCHES, "runs": asked, "limit": 100}
     env = environment(PYTHONPATH=str(ROOT))
     done = run(sys.executable, CHILDREN / "rank_worker.py", env=env, input=json.dumps(request), timeout=700)
@@ -143,3 +162,12 @@ def test_ranks_with_other_settings_end_before_they_make_layers(answers):
     said = "SystemExit: sglang-sm120: SGLANG_SM120_ACTIVATION is {} on rank {} and {} on rank {}; make their hosts the"
     assert ranks[0]["error"].startswith(said.format("bf16", 0, "mxfp8", 2))
     assert ranks[2]["error"].startswith(said.format("mxfp8", 2, "bf16", 0))
+
+
+def test_ranks_that_follow_other_tables_of_runners_end_before_they_make_layers(answers):
+    """Each host resolves the flags by its own table; layers of two kernels would be summed."""
+    ranks = answers["tables"]
+    assert [rank["status"] for rank in ranks] == [1, 1], ranks
+    assert not any("method" in rank for rank in ranks)
+    assert "the target's MoE runner is sm120_triton on rank 0 and marlin on rank 1; " in ranks[0]["error"]
+    assert "SGLANG_SM120_AUTO=fixed" in ranks[1]["error"]

@@ -35,10 +35,10 @@ def are_equal(directory: Path) -> bool | None:
 
 
 def _scales(file: Path) -> list[tuple[str, float]]:
-    """Name and value of each float32 global scale of gate or up in a shard."""
+    """Name and value of each global scale of gate or up in a shard; NaN for one that is no float32."""
     entries = {name: entry for name, entry in inspection.tensor_headers(file).items() if _SCALE.match(name)}
-    if not entries or any(entry["dtype"] != "F32" for entry in entries.values()):
-        return []
+    if any(entry["dtype"] != "F32" for entry in entries.values()):
+        return [(name, math.nan) for name in entries]
     with file.open("rb") as data:
         (length,) = struct.unpack("<Q", data.read(8))
         return [

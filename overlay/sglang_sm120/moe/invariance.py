@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_sm120.checkpoint.expert_formats import Kind
+from sglang_sm120.moe import refusals
 from sglang_sm120.moe.known_kernels import KERNELS, Format, Kernel
 from sglang_sm120.moe.launch import Launch
 from sglang_sm120.moe.runners import DRAFT_FLAG, TARGET_FLAG, Route
@@ -30,10 +31,20 @@ def varying(launch: Launch, target: Route, draft: Route | None) -> list[str]:
     for role, route, flag in (("target", target, TARGET_FLAG), ("draft", draft, DRAFT_FLAG)):
         experts = formats.get(kinds[role])
         experts = "mxfp4" if role == "draft" and experts == "nvfp4" else experts
+        dispatched = launch.all_to_all != "none" and experts == "mxfp4"
+        if dispatched and route is not None and (route.runner or asked[role]) == "auto":
+            found.append(_left_to_sglang(role, launch))
+            continue
         kernel = None if route is None or experts is None else KERNELS.get((experts, route.runner or asked[role]))
         if kernel is not None and kernel.varies is not None:
             found.append(not_invariant(role, kernel, flag))
     return found
+
+
+def _left_to_sglang(role: str, launch: Launch) -> str:
+    """The line about MXFP4 experts that our runner would run, were their tokens not dispatched elsewhere."""
+    reason = refusals.own_dispatch("--moe-a2a-backend", launch.all_to_all)
+    return f"{role}: batch-invariant experts were asked for, and {reason}; leave that flag out"
 
 
 def not_invariant(role: str, kernel: Kernel, flag: str) -> str:

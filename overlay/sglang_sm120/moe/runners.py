@@ -182,6 +182,8 @@ def _explicit_mxfp4_draft(launch: Launch) -> Route:
 def _for_draft(launch: Launch) -> list[str]:
     """The runners that an MXFP4 draft can have whose target's runner cannot be its own."""
     found = [RUNNER]
+    if launch.draft_converted_scales is not None:
+        return found
     for runner in refusals.mxfp4_working(launch):
         try:
             _refuse_other_ids(launch, DRAFT_FLAG, runner)

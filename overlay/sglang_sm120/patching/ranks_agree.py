@@ -18,8 +18,8 @@ from typing import Any
 
 from sglang_sm120 import __version__
 from sglang_sm120.patching import records
-from sglang_sm120.settings import ACTIVATION, BATCH_INVARIANT, DRAFT_MOE, OFF, TARGET_MOE
-from sglang_sm120.upstream import releases
+from sglang_sm120.settings import ACTIVATION, AUTO, BATCH_INVARIANT, DRAFT_MOE, OFF, TARGET_MOE
+from sglang_sm120.upstream import releases, server_flags
 
 logger = logging.getLogger("sglang_sm120")
 WAIT_S = 300.0  # ranks part here by what importing the model's code takes; SGLang gives them 480 s to load weights
@@ -27,6 +27,8 @@ GRACE_S = 5.0  # for the others to have read, before a rank that leaves takes th
 PATIENCE_S = 15.0  # until a line in the log says who is waited for
 _POLL_S = 0.05
 _SETTINGS = (ACTIVATION, BATCH_INVARIANT, DRAFT_MOE, TARGET_MOE)  # what changes a rank's layers
+# Flags that each host resolves by its own table of runners, by what a message calls them.
+_RUNNERS = {"target": "moe_runner_backend", "draft": "speculative_moe_runner_backend"}
 _asked = False
 
 
@@ -35,6 +37,11 @@ def facts() -> dict[str, str]:
     found = {"sglang-sm120": __version__, "SGLang": releases.base(str(releases.installed()))}
     found |= {v.name: os.environ.get(v.name, "").strip() or v.default for v in _SETTINGS}
     return found | {f"patch {state.name}": str(state.status) for state in records.STATES.values()}
+
+
+def runners() -> dict[str, str]:
+    """The MoE runners that this rank's flags were resolved to, which must be the same on every rank too."""
+    return {f"the {role}'s MoE runner": str(server_flags.published(field)) for role, field in _RUNNERS.items()}
 
 
 def require() -> None:
@@ -56,7 +63,7 @@ def require() -> None:
         return
     store = dist.distributed_c10d._get_default_store()
     try:
-        problem = compare(store, rank, others, facts())
+        problem = compare(store, rank, others, facts() | runners())
     except dist.DistError as error:  # the store was in a process that has ended
         problem = f"rank {rank} cannot ask the others which overlay they run: {' '.join(str(error).split())}"
     if problem is not None:
@@ -72,7 +79,7 @@ def compare(store: Any, rank: int, others: Sequence[int], mine: dict[str, str]) 
         store: torch's key-value store of all processes.
         rank: of this process.
         others: ranks that must agree with it.
-        mine: `facts`.
+        mine: `facts` and `runners`.
     """
     store.set(_key(rank), json.dumps(mine))
     silent = _wait(store, others, WAIT_S)
@@ -87,7 +94,9 @@ def _difference(store: Any, rank: int, others: Sequence[int], mine: dict[str, st
         for name in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(name, "unknown"), theirs.get(name, "unknown")
             if here != there:
-                return f"{name} is {here} on rank {rank} and {there} on rank {other}; make their hosts the same"
+                same = f"give their hosts the same flags and table of tune, or {AUTO.name}=fixed"
+                what = same if name.endswith("MoE runner") else "make their hosts the same"
+                return f"{name} is {here} on rank {rank} and {there} on rank {other}; {what}"
     return None
 
 

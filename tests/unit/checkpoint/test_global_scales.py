@@ -43,6 +43,19 @@ def test_values_that_no_checkpoint_has_are_not_known(model, value):
     assert are_equal(model) is None
 
 
+def test_scales_of_another_type_beside_readable_ones_are_not_known(model):
+    """SGLang's loader converts them, and nobody has looked whether they are equal."""
+    name = "layers.1.ffn.experts.1.w1.weight_scale_2"
+    file = model / json.loads((model / inspection.INDEX).read_text())["weight_map"][name]
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    for part in ("w1", "w3"):
+        header[f"layers.1.ffn.experts.1.{part}.weight_scale_2"]["dtype"] = "I32"
+    file.write_bytes(data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(length) + data[8 + length :])
+    assert are_equal(model) is None
+
+
 def test_headers_alone_say_nothing(tmp_path):
     assert are_equal(headers_only.write(tmp_path / "model", "hybrid-nvfp4", "nextn", layers=1)) is None
     assert are_equal(tmp_path) is None

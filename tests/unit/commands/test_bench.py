@@ -92,6 +92,13 @@ def test_a_load_that_fails_is_named_and_the_others_go_on(url, monkeypatch):
     assert [len(row["repeats"]) for row in document["loads"]] == [2, 0, 2]
 
 
+def test_requests_without_an_answer_are_an_error_though_the_server_lives(url, monkeypatch):
+    monkeypatch.setenv("FAKE_BENCH", "loses")
+    document = measured(url)
+    assert document["complete"] is False
+    assert document["errors"] == ["1024 prompt tokens, 2 at once: 1 of 4 requests got no answer"] * 2
+
+
 def test_prompts_that_the_server_has_no_room_for_are_left_out(url):
     document = bench.run(url, (1,), (8, 4096), 8, model=Path("/srv"), child=CHILD)
     assert [row["prompt_tokens"] for row in document["loads"]] == [8]

@@ -72,6 +72,12 @@ def test_a_faulty_runner_is_out_by_name_and_the_others_stay(tuned, faulty, statu
     assert where in line
 
 
+def test_a_runner_whose_process_cannot_copy_is_out_and_the_others_are_timed(tuned):
+    found = rows(tuned("full", "good"))
+    assert (found["full"]["status"], found["good"]["status"]) == ("failed", "right")
+    assert [t["tokens"] for t in found["good"]["times"]] == list(COUNTS)
+
+
 def test_what_a_hanging_runner_started_ends_with_it(tuned):
     found = rows(tuned("hang"))
     started = int(found["hang"]["why"].partition("compiling in ")[2].split(":")[0])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_sm120.commands.one_runner import build, cases, checks
+from sglang_sm120.commands.one_runner import build, cases, checks, child
 from sglang_sm120.commands.one_runner.weights import RandomExperts, Sizes
 from sglang_sm120.kernels.sm120 import fp4_moe
 
@@ -193,3 +193,13 @@ def test_a_runner_that_nobody_knows_gets_the_widest_bound():
     assert checks.activations("mxfp4", "flashinfer_mxfp4", 9) == "bf16"
     assert checks.activations("mxfp4", "flashinfer_mxfp4", 12) == "mxfp8"
     assert checks.activations("mxfp4", "sm120_triton", 12, "mxfp8") == "mxfp8"
+
+
+def test_a_full_gpu_says_nothing_of_a_runner(monkeypatch):
+    """The copy for the bandwidth needs 4 GiB beside the layers, and a runner that is right stays."""
+
+    def full(*_args, **_more):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "randint", full)
+    assert list(child.answers('{"do": "bandwidth"}', first=False))[-1] == {"done": "no room", "bytes_per_s": None}

@@ -12,6 +12,7 @@ import torch
 
 from scripts.checkpoints import tiny
 from sglang_sm120 import cli
+from sglang_sm120.checkpoint import headers_only
 from sglang_sm120.commands.tune import command as tune
 from sglang_sm120.commands.tune import search, whole
 from sglang_sm120.commands.tune.search import Comparison
@@ -191,6 +192,14 @@ def test_the_layers_of_a_checkpoint_are_built_in_their_roles(model):
     assert (draft.layer, draft.role, draft.model) == (Layer("mxfp4", 8, 512, 128, 2, 2), "draft", model)
     [other] = whole.jobs_of([Shape(4, 512, 64, 2)], None, 2, 2)
     assert (other.layer, other.role, other.model) == (Layer("mxfp4", 8, 512, 64, 2, 2, 2), "target", None)
+
+
+def test_a_draft_that_eagle_cannot_load_is_measured_in_a_checkpoint_of_its_own(tmp_path):
+    """The gate refuses EAGLE with DSpark's stages, so every runner of the draft's layer would be refused."""
+    stages = headers_only.write(tmp_path / "stages", "hybrid-nvfp4", "dspark", layers=2, whole=True)
+    target, draft = whole.jobs_of([], stages, 2, 1)
+    assert (target.layer.format, target.model) == ("nvfp4", stages)
+    assert (draft.layer, draft.role, draft.model) == (Layer("mxfp4", 256, 4096, 1024, 6, 2), "target", None)
 
 
 def test_without_a_gpu_one_line_says_so(capsys):

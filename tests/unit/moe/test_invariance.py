@@ -34,3 +34,13 @@ def test_nobody_is_warned_who_did_not_ask():
     launch = replace(HYBRID, target_runner="marlin")
     assert varying(launch, route_target(launch), Route("marlin", "")) == []
     assert route_target(NATIVE).runner is None
+
+
+def test_experts_that_an_all_to_all_keeps_from_our_runner_are_warned_about():
+    launch = replace(NATIVE, invariant=True, all_to_all="flashinfer")
+    assert route_target(launch).runner is None
+    target, draft = varying(launch, route_target(launch), route_draft(launch))
+    assert target.startswith("target: batch-invariant experts were asked for, and --moe-a2a-backend flashinfer brings")
+    assert draft.startswith("draft: ")
+    assert varying(launch, route_target(launch), Route(RUNNER, "")) == [target]
+    assert varying(replace(launch, kind="fp8"), Route(None, ""), Route(None, "")) == []

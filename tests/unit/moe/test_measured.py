@@ -123,6 +123,18 @@ def test_a_draft_follows_it_too_with_the_runners_that_drafts_have():
     assert route_draft(follows(HYBRID, table, draft_runner=OURS)).runner == OURS
 
 
+def test_a_draft_whose_scales_the_loader_would_convert_keeps_the_runner_that_takes_bytes():
+    launch = Launch("hybrid-nvfp4", 4096, 2048, tp=2, speculative="EAGLE", draft_converted_scales="U8")
+    for kind in ("hybrid-nvfp4", "fp8"):
+        of_kind = replace(launch, kind=kind, draft_kind="mxfp4")
+        assert (
+            route_draft(
+                follows(of_kind, {replace(MXFP4, top_k=0, experts=0): {OURS: row(), MARLIN: row(factor=0.5)}})
+            ).runner
+            == OURS
+        )
+
+
 def test_native_experts_follow_it_with_every_runner_of_the_release():
     table = {MXFP4: {"flashinfer_mxfp4": row(), "deep_gemm": row(factor=0.5), OURS: row(factor=0.6)}}
     assert route_target(follows(NATIVE, table)).runner == "deep_gemm"

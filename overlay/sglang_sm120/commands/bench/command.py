@@ -154,13 +154,15 @@ def _measure(
             found, problem = benchmark.ask(question)
             if found is not None:
                 row["repeats"].append({key: found.get(key) for key in KEPT})
-            lost = found is not None and (found.get("completed") or 0) < requests(concurrency)
-            if (problem or lost) and not server.is_alive(url):
+            missing = requests(concurrency) - (found.get("completed") or 0) if found is not None else 0
+            if (problem or missing > 0) and not server.is_alive(url):
                 document["errors"].append(f"the server died at {name}: it no longer answers")
                 document["died_at"] = {"prompt_tokens": length, "concurrency": concurrency}
                 return
             if problem:
                 document["errors"].append(f"{name}: {without_private(problem, url, model)}")
+            elif missing > 0:
+                document["errors"].append(f"{name}: {missing} of {requests(concurrency)} requests got no answer")
     document["complete"] = not document["errors"]
 
 

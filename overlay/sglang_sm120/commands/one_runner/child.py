@@ -168,14 +168,18 @@ _graphs: dict[str, Any] = {}
 
 
 def bandwidth() -> Iterator[Answer]:
-    """Bytes read plus written per second by a copy of 2 GiB."""
+    """Bytes read plus written per second by a copy of 2 GiB; None where memory does not suffice."""
     import torch
 
     from sglang_sm120.commands import gpu_timing
 
     yield {"at": "measuring the copy bandwidth"}
-    source = torch.randint(0, 255, (2 * 2**30,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
+    try:
+        source = torch.randint(0, 255, (2 * 2**30,), dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+    except torch.OutOfMemoryError:  # which says nothing of the runner
+        yield {"done": "no room", "bytes_per_s": None}
+        return
     samples = gpu_timing.times_us([lambda: target.copy_(source)] * 13, lambda: None)[3:]
     yield {"done": "bandwidth", "bytes_per_s": 2 * source.numel() / (statistics.median(samples) * 1e-6)}
 

@@ -107,7 +107,9 @@ class Contest:
                 for runner in [r for r in runners if r in self._alive and not _has(self.rows[r], tokens)]:
                     if self.bandwidth is None:
                         found = self._last(runner, json.dumps(requests.BANDWIDTH))
-                        self.bandwidth = found["bytes_per_s"] if found else None
+                        if found is None:
+                            continue
+                        self.bandwidth = found["bytes_per_s"]
                     answer = self._last(runner, json.dumps(requests.time(tokens, SAMPLES)), f"T={tokens}")
                     if answer is None:
                         samples.pop(runner, None)

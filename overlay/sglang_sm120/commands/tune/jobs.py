@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sglang_sm120 import gpu
-from sglang_sm120.checkpoint import format, headers_only
+from sglang_sm120.checkpoint import format, headers_only, inspection
 from sglang_sm120.checkpoint.shares import expert_ranks
 from sglang_sm120.commands.isolated import Isolated
 from sglang_sm120.commands.tune.requests import LayerRequest
@@ -105,6 +105,11 @@ def starter(
         return Isolated(program, environment, logs / name), request.line()
 
     return start
+
+
+def draft_is_apart(model: Path) -> bool:
+    """Whether the draft's layer cannot be built as EAGLE's from the checkpoint: it is DSpark's, or none is there."""
+    return any(expert_counts(model).values()) or bool(inspection.read(model).draft_problems("EAGLE"))
 
 
 def expert_counts(model: Path) -> dict[str, int | None]:

@@ -21,9 +21,9 @@ def jobs_of(shapes: Sequence[Shape], model: Path | None, tp: int, ep: int) -> li
     """The layers to measure: those of the checkpoint, as SGLang builds them, and the other shapes."""
     found: list[Job] = []
     of_model = command.shapes_of(model, tp, ep) if model else []
-    dspark = any(jobs.expert_counts(model).values()) if model else False
+    apart = model is not None and jobs.draft_is_apart(model)
     for number, shape in enumerate([*of_model, *shapes]):
-        own = number < len(of_model) and not (number and dspark)
+        own = number < len(of_model) and not (number and apart)
         role: Role = "draft" if own and number else "target"
         job = Job(jobs.layer_of(shape, tp, ep), model if own else None, role)
         if job.layer not in [j.layer for j in found]:
