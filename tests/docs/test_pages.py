@@ -50,7 +50,7 @@ def test_the_picture_shows_no_room_that_is_gone():
 @pytest.mark.parametrize(
     ("question", "file", "holds"),
     [
-        ("a runner refused", "overlay/sglang_sm120/moe/runners.py", " cannot run here on "),
+        ("a runner refused", "overlay/sglang_sm120/moe/refusals.py", " cannot run here on "),
         ("a flag become a method", "overlay/sglang_sm120/moe/choose.py", "def mxfp4_method("),
         ("a scale decoded", "kernels/sm120/fp4_moe/device/decode.py", "def scale_to_float32("),
         ("tiles chosen", "kernels/sm120/fp4_moe/host/schedule.py", "def plan("),
