@@ -87,10 +87,10 @@ PATCH = Patch(
     ),
     why="SGLang takes the format of all experts off the first one in the index, be it the draft's; no flag says it",
     binding=(
-        "`ModelConfig` imports the look when it takes it; SGLang's loader calls the function that makes a model's "
-        "quantization configuration by its name in the module"
+        "`ModelConfig` imports `try_detect_fp4_experts` where it calls it; SGLang's loader calls the function that "
+        "makes a model's quantization configuration by its name in the module"
     ),
-    untouched="checkpoints whose experts all have one format; `SGLANG_DSV4_FP4_EXPERTS`, which stands in for the look",
+    untouched="checkpoints whose experts all have one format; `SGLANG_DSV4_FP4_EXPERTS`, which overrides the detection",
     remove_when="upstream looks at `mtp.*` for a draft, and at nothing else for it",
     install=install,
 )

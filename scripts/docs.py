@@ -66,7 +66,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "before-after": servers.before_after,
         "comparisons": servers.comparisons,
         "speeds": servers.speeds,
-        "outcomes": servers.outcomes,
+        "runs": servers.runs,
     },
     "scripts/compat/LAUNCHES.md": {WHOLE: launches.page},
     "benchmarks/README.md": {

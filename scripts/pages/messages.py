@@ -1,4 +1,4 @@
-"""The index of docs/TROUBLESHOOTING.md: its entries by message."""
+"""The index of docs/TROUBLESHOOTING.md: its sections. A reader with a message searches the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def anchor(title: str) -> str:
 
 
 def index() -> str:
-    """A link to each entry, in alphabetical order."""
+    """A link to each section, in the page's order."""
     text = FENCE.sub("", DOCUMENT.read_text(encoding="utf-8"))
-    titles = sorted(re.findall(r"^### (.+)$", text, re.M), key=lambda title: re.sub(r"\W", "", title.lower()))
-    return "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
+    return "\n".join(f"- [{title}](#{anchor(title)})" for title in re.findall(r"^## (.+)$", text, re.M))

@@ -1,4 +1,4 @@
-"""docs/E2E.md from the receipts of real servers: before and after, every server's outcome, figures."""
+"""docs/E2E.md from the receipts of real servers: before and after, figures, each run's servers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def before_after() -> str:
     return markdown_table(("checkpoint", "stock", "with the overlay", "run"), rows)
 
 
-def outcomes() -> str:
-    """A row for each server and outcome, from its newest run."""
-    rows: dict[tuple[str, str], tuple[str, ...]] = {}
+def runs() -> str:
+    """A row for each run: its servers by what became of them."""
+    rows = []
     for name, receipt in receipts().items():
-        for server, facts in receipt["servers"].items():
-            row = (f"`{server}`", facts["says"], outcome(facts), *answers(facts), link(name))
-            rows.setdefault((server, outcome(facts)), row)
-    return markdown_table(("server", "what it is", "outcome", "repeated", "accept length", "run"), list(rows.values()))
+        served = [f"`{server}`" for server, facts in receipt["servers"].items() if serves(facts)]
+        others = [f"`{server}`" for server, facts in receipt["servers"].items() if not serves(facts)]
+        rows.append((link(name), ", ".join(served), ", ".join(others)))
+    return markdown_table(("run", "served", "did not"), rows)
 
 
 def comparisons() -> str:

@@ -234,6 +234,7 @@ OURS = [
     (OVERLAY / "kernels" / "sm120" / "fp4_moe" / "host" / "tuning.py", "Ignoring the tile table "),
     (OVERLAY / "kernels" / "sm120" / "fp4_moe" / "runtime.py", " after the warm-up, which did not foresee "),
     (OVERLAY / "kernels/sm120/tile_tables.py", "it is for "),
+    (OVERLAY / "moe/auto.py", "the table of runners is not used"),
     (OVERLAY / "schemas.py", "which wrote it,"),
     (
         ROOT / "patches" / "cutlass_swiglu_limit.py",
