@@ -150,6 +150,18 @@ def test_samples_of_a_token_count_are_taken_in_turns(tuned, monkeypatch):
     assert [who for _, who in asked] == [first, second] * contest.ROUNDS
 
 
+def test_a_table_for_every_launch_is_not_measured_with_batch_invariant_experts(tmp_path, monkeypatch):
+    """Where a launch asks for those, auto takes our runner whatever the table says."""
+    monkeypatch.setenv("SGLANG_SM120_BATCH_INVARIANT", "1")
+    command = [sys.executable, "-c", "import json, os; print(json.dumps({'done': sorted(os.environ)}))"]
+    start = jobs.starter(Job(LAYER, tmp_path), tmp_path, WHERE[1], tmp_path, command)
+    process, line = start("marlin")
+    [answer] = process.ask(line, 20)
+    process.kill()
+    assert "SGLANG_SM120_AUTO" in answer["done"]
+    assert "SGLANG_SM120_BATCH_INVARIANT" not in answer["done"]
+
+
 def test_a_fault_of_our_own_kernel_is_an_error(tuned):
     document = tuned("good", "sm120_triton", counts=(1,))
     [error] = document["errors"]
