@@ -11,7 +11,7 @@ import pytest
 
 from sglang_sm120 import cli, gpu
 from sglang_sm120.commands.isolated import EndedError, Isolated
-from sglang_sm120.commands.tune import contest, jobs, runner_text, runners
+from sglang_sm120.commands.tune import contest, jobs, runner_text, runners, whole
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import Layer, Place
@@ -167,6 +167,16 @@ def test_a_fault_of_our_own_kernel_is_an_error(tuned):
     [error] = document["errors"]
     assert error.startswith("sm120_triton is crashed for nvfp4 256,4096,1024,6 TP2: clamp T=6: signal SIGABRT")
     assert f"ERROR   {error}" in runner_text.render(document)
+
+
+def test_that_fault_is_one_of_tune_with_tiles_too(monkeypatch):
+    from argparse import Namespace
+
+    monkeypatch.setattr(whole.runners, "run", lambda *_a: {"kind": "runners", "errors": ["sm120_triton is wrong"]})
+    monkeypatch.setattr(whole.command, "run", lambda *_a: {"kind": "tiles", "errors": ["no room"]})
+    words = {"only": None, "minutes": 10.0, "model_path": None, "tp": 1, "ep": 1, "runners": [], "out": None}
+    asked = Namespace(**words, tokens=(1,), routing="uniform")
+    assert whole.run(asked, [], print)["errors"] == ["sm120_triton is wrong", "no room"]
 
 
 def test_a_file_that_is_no_table_is_not_overwritten_and_one_of_another_place_neither(tuned, tmp_path):

@@ -54,7 +54,9 @@ def run(arguments: Any, shapes: Sequence[Shape], say: Callable[[str], None]) -> 
         *shapes,
     ]
     tiles = command.run(every, arguments.tokens, left, arguments.routing, arguments.out, say)
-    return tiles if arguments.only else tiles | {"runners": document}
+    if arguments.only:
+        return tiles
+    return tiles | {"runners": document, "errors": [*document["errors"], *tiles["errors"]]}
 
 
 def check(arguments: Any, shapes: Sequence[Shape]) -> dict[str, Any]:
@@ -78,7 +80,8 @@ def render(document: dict[str, Any]) -> str:
     if document.get("kind", "").startswith("runners"):
         return runner_text.render(document)
     first = document.get("runners")
-    text = command.render(document)
+    said = first["errors"] if first else []
+    text = command.render(document | {"errors": [e for e in document["errors"] if e not in said]})
     return f"{runner_text.render(first)}\n\n{text}" if first else text
 
 
