@@ -109,6 +109,11 @@ def starter(
     return start
 
 
+def target_is_fp8(model: Path) -> bool:
+    """Whether only the draft's experts are FP4."""
+    return inspection.read(model).checkpoint.kind == "fp8"
+
+
 def draft_is_apart(model: Path) -> bool:
     """Whether the draft's layer cannot be built as EAGLE's from the checkpoint: it is DSpark's, or none is there."""
     return any(expert_counts(model).values()) or bool(inspection.read(model).draft_problems("EAGLE"))
