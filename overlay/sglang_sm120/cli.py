@@ -30,20 +30,15 @@ def _doctor(arguments: argparse.Namespace, _flags: list[str]) -> int:
 
 def _selftest(arguments: argparse.Namespace, _flags: list[str]) -> int:
     import json
-    import os
 
     from sglang_sm120 import files
     from sglang_sm120.commands import interrupts
     from sglang_sm120.commands.selftest import command as selftest
 
     receipt: Path | None = arguments.receipt
-    if receipt and receipt.is_dir():
-        return _say(f"--receipt {receipt} cannot be written: it is a directory; name a file", arguments.json)
-    if receipt and not (receipt.parent.is_dir() and os.access(receipt.parent, os.W_OK)):
-        return _say(
-            f"--receipt {receipt} cannot be written: {receipt.parent} does not exist, is no directory or is read-only",
-            arguments.json,
-        )
+    problem = _unwritable("--receipt", receipt)
+    if problem:
+        return _say(problem, arguments.json)
     try:
         with interrupts.restored():
             if arguments.sm120_code:
@@ -69,6 +64,9 @@ def _tune(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands.tune import runners, whole
 
     shapes = list(arguments.shapes or [])
+    problem = _unwritable("--receipt", arguments.receipt)
+    if problem:
+        return _say(problem, arguments.json)
     try:
         if arguments.check:
             return _answer(whole.check(arguments, shapes), arguments.json, whole.render)
@@ -102,6 +100,9 @@ def _bench(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands.bench import server, text
 
     _share_key(arguments)
+    problem = _unwritable("--receipt", arguments.receipt)
+    if problem:
+        return _say(problem, arguments.json)
     try:
         if arguments.compare:
             return _answer(text.compare(*arguments.compare), arguments.json, text.render)
@@ -123,9 +124,13 @@ def _report(arguments: argparse.Namespace, _flags: list[str]) -> int:
     from sglang_sm120.commands.report import command as report
 
     _share_key(arguments)
+    out = arguments.out or Path(report.FILE)
+    problem = _unwritable("--out", out)
+    if problem:
+        return _say(problem, arguments.json)
     with interrupts.restored(), progress.bar() as shown:
         document = report.make(arguments, shown)
-    _write_receipt(arguments.out or Path(report.FILE), document)
+    _write_receipt(out, document)
     return _answer(document, arguments.json, report.render)
 
 
@@ -138,6 +143,19 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bench": _bench,
     "report": _report,
 }
+
+
+def _unwritable(flag: str, file: Path | None) -> str | None:
+    """Why what is measured could not be kept in a file, known before it is measured; None where it can, or without."""
+    import os
+
+    if file is None:
+        return None
+    if file.is_dir():
+        return f"{flag} {file} cannot be written: it is a directory; name a file"
+    if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+        return f"{flag} {file} cannot be written: {file.parent} does not exist, is no directory or is read-only"
+    return None
 
 
 def _share_key(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from sglang_sm120.moe.known_kernels import Format
 from sglang_sm120.moe.launch_files import Files
 from sglang_sm120.moe.runner_tables import Layer
 from sglang_sm120.settings import RUNNER, Settings
-from sglang_sm120.upstream import features, server_flags
+from sglang_sm120.upstream import features, server_flags, update_paths
 from sglang_sm120.upstream.protocols import ResolvedFlags
 
 CUTLASS_MULTIPLE = 128  # of hidden and per-rank intermediate size, in SGLang's FlashInfer CUTLASS MXFP4 method
@@ -46,6 +46,7 @@ class Launch:
         unreached: why the layers of a hybrid checkpoint cannot get our NVFP4 method; None where they can.
         invariant: a token's bits are not to depend on its batch: our variable or SGLang's deterministic inference.
         auto: what `auto` follows where it was measured; None where it is fixed.
+        ours_can_follow: no flag, load format or left-out patch keeps sm120_triton from a native MXFP4 target.
         experts, top_k: routed experts of the target, and how many a token takes.
         draft_experts, draft_top_k: a DSpark draft's own; None where they are the target's.
         default_reads_fp4_only: this SGLang's `auto` on SM120 is a runner for FP4 experts, whatever the experts are.
@@ -78,6 +79,7 @@ class Launch:
     unreached: str | None = None
     invariant: bool = False
     auto: Auto | None = None
+    ours_can_follow: bool = True
     experts: int = 0
     top_k: int = 0
     draft_experts: int | None = None
@@ -137,11 +139,19 @@ def facts(server_args: Any, settings: Settings, files: Files, unreached: str | N
         unreached=unreached,
         invariant=settings.batch_invariant or server_flags.is_deterministic(view),
         auto=auto.of_launch(view) if settings.auto == "measured" else None,
+        ours_can_follow=_ours_can_follow(view, settings),
         experts=text.n_routed_experts,
         top_k=text.num_experts_per_tok,
         draft_experts=getattr(text, "dspark_n_routed_experts", None),
         draft_top_k=getattr(text, "dspark_num_experts_per_tok", None),
     )
+
+
+def _ours_can_follow(view: ResolvedFlags, settings: Settings) -> bool:
+    """Whether a launch in which nobody asked for our runner would start with it; the gate refuses the others."""
+    moved = any(flag.is_used(view) for flag in update_paths.FLAGS)
+    left_out = settings.disabled & {"runner_name", "mxfp4_experts"}
+    return not (moved or left_out or update_paths.load_format_problem(view.load_format))
 
 
 def flag_values(experts: Format) -> str:

@@ -114,6 +114,8 @@ def _mxfp4_target(launch: Launch) -> Route:
     if launch.cutlass_mxfp4 and not launch.fits_cutlass:
         fixed = Route(RUNNER if launch.takes_names else "marlin", refusals.cutlass_shapes(launch))
     allowed = refusals.mxfp4_working(launch, of_target=True, besides=("deep_gemm", "humming"))
+    if not launch.ours_can_follow:
+        allowed = tuple(runner for runner in allowed if runner != RUNNER)
     return _measured(launch, "mxfp4", "target", fixed, allowed)
 
 

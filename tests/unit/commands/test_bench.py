@@ -129,6 +129,22 @@ def test_a_file_that_is_no_receipt_is_named(tmp_path, capsys):
         assert f"{name} cannot be compared" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "--receipt"],
+        ["report", "--out"],
+        ["tune", "--shapes", "8,256,128,2", "--receipt"],
+    ],
+)
+def test_a_receipt_that_cannot_be_written_is_said_before_measuring(url, tmp_path, monkeypatch, capsys, words):
+    monkeypatch.setattr(bench, "run", lambda *_a: pytest.fail("measured"))
+    to = [] if words[0] == "tune" else ["--url", url]
+    for file in (tmp_path / "none" / "a.json", tmp_path):
+        assert cli.main([*words, str(file), *to]) == 1
+        assert f"{words[-1]} {file} cannot be written" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_and_a_tokenizer_that_is_not(url, capsys):
     assert cli.main(["bench", "--url", "http://127.0.0.1:9"]) == 1
     assert "does not answer as a server of SGLang does" in capsys.readouterr().err

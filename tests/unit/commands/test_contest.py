@@ -11,7 +11,7 @@ import pytest
 
 from sglang_sm120 import cli, gpu
 from sglang_sm120.commands.isolated import EndedError, Isolated
-from sglang_sm120.commands.tune import contest, jobs, runner_text, runners
+from sglang_sm120.commands.tune import contest, jobs, runner_text, runners, whole
 from sglang_sm120.commands.tune.jobs import Job
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import Layer, Place
@@ -150,11 +150,33 @@ def test_samples_of_a_token_count_are_taken_in_turns(tuned, monkeypatch):
     assert [who for _, who in asked] == [first, second] * contest.ROUNDS
 
 
+def test_a_table_for_every_launch_is_not_measured_with_batch_invariant_experts(tmp_path, monkeypatch):
+    """Where a launch asks for those, auto takes our runner whatever the table says."""
+    monkeypatch.setenv("SGLANG_SM120_BATCH_INVARIANT", "1")
+    command = [sys.executable, "-c", "import json, os; print(json.dumps({'done': sorted(os.environ)}))"]
+    start = jobs.starter(Job(LAYER, tmp_path), tmp_path, WHERE[1], tmp_path, command)
+    process, line = start("marlin")
+    [answer] = process.ask(line, 20)
+    process.kill()
+    assert "SGLANG_SM120_AUTO" in answer["done"]
+    assert "SGLANG_SM120_BATCH_INVARIANT" not in answer["done"]
+
+
 def test_a_fault_of_our_own_kernel_is_an_error(tuned):
     document = tuned("good", "sm120_triton", counts=(1,))
     [error] = document["errors"]
     assert error.startswith("sm120_triton is crashed for nvfp4 256,4096,1024,6 TP2: clamp T=6: signal SIGABRT")
     assert f"ERROR   {error}" in runner_text.render(document)
+
+
+def test_that_fault_is_one_of_tune_with_tiles_too(monkeypatch):
+    from argparse import Namespace
+
+    monkeypatch.setattr(whole.runners, "run", lambda *_a: {"kind": "runners", "errors": ["sm120_triton is wrong"]})
+    monkeypatch.setattr(whole.command, "run", lambda *_a: {"kind": "tiles", "errors": ["no room"]})
+    words = {"only": None, "minutes": 10.0, "model_path": None, "tp": 1, "ep": 1, "runners": [], "out": None}
+    asked = Namespace(**words, tokens=(1,), routing="uniform")
+    assert whole.run(asked, [], print)["errors"] == ["sm120_triton is wrong", "no room"]
 
 
 def test_a_file_that_is_no_table_is_not_overwritten_and_one_of_another_place_neither(tuned, tmp_path):

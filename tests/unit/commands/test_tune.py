@@ -202,6 +202,13 @@ def test_a_draft_that_eagle_cannot_load_is_measured_in_a_checkpoint_of_its_own(t
     assert (draft.layer, draft.role, draft.model) == (Layer("mxfp4", 256, 4096, 1024, 6, 2), "target", None)
 
 
+def test_an_mxfp4_draft_beside_an_fp8_target_is_measured_alone(tmp_path):
+    """The log of such a launch names this command."""
+    model = headers_only.write(tmp_path / "fp8", "fp8", "nextn", "mxfp4-draft", layers=2, whole=True)
+    [draft] = whole.jobs_of([], model, 2, 1)
+    assert (draft.layer, draft.role, draft.model) == (Layer("mxfp4", 256, 4096, 1024, 6, 2), "draft", model)
+
+
 def test_without_a_gpu_one_line_says_so(capsys):
     for only in ([], ["--only", "runners"], ["--only", "tiles"]):
         assert cli.main(["tune", *SHAPES, *only]) == 1

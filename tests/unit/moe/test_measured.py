@@ -146,6 +146,12 @@ def test_native_experts_follow_it_with_every_runner_of_the_release():
     assert route_target(narrow).runner == OURS
 
 
+def test_native_experts_keep_sglangs_runner_in_a_launch_that_ours_cannot_follow():
+    table = {MXFP4: {"flashinfer_mxfp4": row(), MARLIN: row(factor=0.8), OURS: row(factor=0.6)}}
+    assert route_target(follows(NATIVE, table)).runner == OURS
+    assert route_target(follows(NATIVE, table, ours_can_follow=False)).runner == MARLIN
+
+
 @pytest.mark.parametrize("change", [{"tp": 4}, {"ep": 2}, {"hidden_size": 7168}, {"top_k": 8}, {"experts": 384}])
 def test_a_table_of_another_layer_is_not_used(change):
     launch = follows(HYBRID, {NVFP4: {OURS: row(), MARLIN: row(factor=0.5)}}, **change)

@@ -35,12 +35,15 @@ class TuneError(ValueError):
 def shapes_of(model: Path, tp: int, ep: int = 1) -> list[Shape]:
     """Routed experts that a rank holds under `--tp` and `--ep`: the target's, then the draft's where they differ.
 
+    The draft's alone of an FP8 target.
+
     Raises:
         checkpoint.CheckpointError: the checkpoint cannot be read.
         TuneError: it has no FP4 experts, or tp and ep do not divide them.
     """
-    facts = inspection.inspect(model)
-    if facts.kind not in ("mxfp4", "hybrid-nvfp4"):
+    found = inspection.read(model)
+    facts, draft_alone = found.checkpoint, found.checkpoint.kind == "fp8" and found.draft_kind == "mxfp4"
+    if facts.kind not in ("mxfp4", "hybrid-nvfp4") and not draft_alone:
         raise TuneError(f"{model} has no MXFP4 or NVFP4 experts ({facts.kind}); give --shapes")
     sizes = (facts.experts, facts.hidden_size, facts.moe_intermediate_size, facts.top_k)
     if not all(type(n) is int and n > 0 for n in sizes):
@@ -56,7 +59,7 @@ def shapes_of(model: Path, tp: int, ep: int = 1) -> list[Shape]:
     of_target = "nvfp4" if facts.kind == "hybrid-nvfp4" else "mxfp4"
     target = Shape(experts // ep, hidden, columns, top_k, format=of_target)
     draft = Shape(drafted[0] // ep, hidden, columns, drafted[1])
-    return [target] if draft == target else [target, draft]
+    return [draft] if draft_alone else [target] if draft == target else [target, draft]
 
 
 def shape(text: str) -> Shape:

@@ -19,7 +19,7 @@ from sglang_sm120.commands.tune.requests import LayerRequest
 from sglang_sm120.kernels.sm120.tile_tables import Shape
 from sglang_sm120.moe import known_kernels
 from sglang_sm120.moe.runner_tables import Layer
-from sglang_sm120.settings import ASSUME, AUTO, DRAFT_MOE, RUNNER, TARGET_MOE
+from sglang_sm120.settings import ASSUME, AUTO, BATCH_INVARIANT, DRAFT_MOE, RUNNER, TARGET_MOE
 from sglang_sm120.upstream import features
 from sglang_sm120.upstream.server_flags import Role
 
@@ -97,7 +97,9 @@ def starter(
     def start(runner: str) -> tuple[Isolated, str]:
         flags, variables = runner_words(job.role, runner)
         request = LayerRequest(str(model), job.role, runner, job.layer.tp, job.layer.ep, flags=tuple(flags))
-        environment = {k: v for k, v in os.environ.items() if k not in (TARGET_MOE.name, DRAFT_MOE.name)}
+        # A launch that wants batch-invariant experts takes our runner anyhow; the table is for the others.
+        unset = (TARGET_MOE.name, DRAFT_MOE.name, BATCH_INVARIANT.name)
+        environment = {k: v for k, v in os.environ.items() if k not in unset}
         environment |= {AUTO.name: "fixed"} | variables
         if not here.is_sm12x and (runner == RUNNER or job.role == "draft"):
             environment.setdefault(ASSUME.name, "sm120")
@@ -105,6 +107,11 @@ def starter(
         return Isolated(program, environment, logs / name), request.line()
 
     return start
+
+
+def target_is_fp8(model: Path) -> bool:
+    """Whether only the draft's experts are FP4."""
+    return inspection.read(model).checkpoint.kind == "fp8"
 
 
 def draft_is_apart(model: Path) -> bool:

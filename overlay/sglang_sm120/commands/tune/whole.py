@@ -22,9 +22,11 @@ def jobs_of(shapes: Sequence[Shape], model: Path | None, tp: int, ep: int) -> li
     found: list[Job] = []
     of_model = command.shapes_of(model, tp, ep) if model else []
     apart = model is not None and jobs.draft_is_apart(model)
+    first_draft = 0 if model is not None and jobs.target_is_fp8(model) else 1
     for number, shape in enumerate([*of_model, *shapes]):
-        own = number < len(of_model) and not (number and apart)
-        role: Role = "draft" if own and number else "target"
+        drafts = number >= first_draft
+        own = number < len(of_model) and not (drafts and apart)
+        role: Role = "draft" if own and drafts else "target"
         job = Job(jobs.layer_of(shape, tp, ep), model if own else None, role)
         if job.layer not in [j.layer for j in found]:
             found.append(job)
@@ -54,7 +56,9 @@ def run(arguments: Any, shapes: Sequence[Shape], say: Callable[[str], None]) -> 
         *shapes,
     ]
     tiles = command.run(every, arguments.tokens, left, arguments.routing, arguments.out, say)
-    return tiles if arguments.only else tiles | {"runners": document}
+    if arguments.only:
+        return tiles
+    return tiles | {"runners": document, "errors": [*document["errors"], *tiles["errors"]]}
 
 
 def check(arguments: Any, shapes: Sequence[Shape]) -> dict[str, Any]:
@@ -78,7 +82,8 @@ def render(document: dict[str, Any]) -> str:
     if document.get("kind", "").startswith("runners"):
         return runner_text.render(document)
     first = document.get("runners")
-    text = command.render(document)
+    said = first["errors"] if first else []
+    text = command.render(document | {"errors": [e for e in document["errors"] if e not in said]})
     return f"{runner_text.render(first)}\n\n{text}" if first else text
 
 
