@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120.commands.one_runner.build import BLOCKS, PREFIXES, build, experts_of
+from sglang_sm120.commands.one_runner.build import BLOCKS, PREFIXES, build, experts_of, load_tensors
 from sglang_sm120.commands.plan import one_rank, simulate
 from sglang_sm120.upstream import server_flags
 from sglang_sm120.upstream.server_flags import Role
@@ -52,8 +52,7 @@ def load(model: Any, model_config: Any) -> None:
     loader = DefaultModelLoader(LoadConfig())
     # SGLang insists on a place for attention and shared experts, which this model leaves out.
     weights = loader._get_all_weights(model_config, model)
-    model.load_weights((name, tensor) for name, tensor in weights if ".ffn.experts." in name)
-    DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
+    load_tensors(model, ((name, tensor) for name, tensor in weights if ".ffn.experts." in name), torch.device("cpu"))
 
 
 def shard(directory: Path, tp: int, ep: int, rank: int, role: Role = "draft") -> tuple[list[Any], int]:

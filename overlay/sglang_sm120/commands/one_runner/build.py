@@ -123,7 +123,7 @@ def experts_of(model: Any) -> Any:
     return block.mlp.experts
 
 
-def load(model: Any, tensors: Iterable[tuple[str, Any]], device: Any) -> None:
+def load_tensors(model: Any, tensors: Iterable[tuple[str, Any]], device: Any) -> None:
     """What SGLang's default loader does with a checkpoint's tensors: load, then post-process."""
     from sglang.srt.model_loader.loader import DefaultModelLoader, device_loading_context
 

@@ -55,7 +55,7 @@ class Layer:
         self.experts = weights.RandomExperts(self.sizes, self.nvfp4, block, self.device, request.seed)
         with self.alone(), build.draft_context(self.role):
             tensors = ((name, tensor.cpu()) for name, tensor in self.experts.tensors())  # as files give them
-            build.load(model, tensors, self.device)
+            build.load_tensors(model, tensors, self.device)
         major = torch.cuda.get_device_capability()[0] if request.device == "cuda" else 12
         ours = os.environ.get(settings.ACTIVATION.name) or settings.ACTIVATION.default
         self.bound = checks.BOUNDS[checks.activations(experts, request.runner, major, ours)]
