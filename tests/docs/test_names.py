@@ -175,7 +175,7 @@ def test_each_symptom_of_a_patch_is_found():
 
 
 OURS = [
-    (OVERLAY / "moe/runners.py", " cannot run here on SM120: "),
+    (OVERLAY / "moe/refusals.py", " cannot run here on SM120: "),
     (OVERLAY / "moe/known_kernels.py", "its kernels are built for "),
     (OVERLAY / "patching/records.py", " was not proven on the installed SGLang"),
     (
@@ -215,11 +215,11 @@ OURS = [
     (OVERLAY / "checkpoint/completeness.py", "that are no powers of two, as MXFP4's are"),
     (OVERLAY / "checkpoint/drafts.py", "no NextN layer for "),
     (OVERLAY / "checkpoint/drafts.py", "no DSpark stages: mtp.0.main_proj.weight is not there"),
-    (OVERLAY / "moe/runners.py", "stores scales as "),
-    (OVERLAY / "moe/runners.py", "no input_scale for them"),
+    (OVERLAY / "moe/refusals.py", "stores scales as "),
+    (OVERLAY / "moe/refusals.py", "no input_scale for them"),
     (OVERLAY / "plugin.py", "the visible GPUs differ; routing MoE layers for "),
     (OVERLAY / "commands/plan/command.py", "memory: the weights take at least "),
-    (OVERLAY / "moe/runners.py", " brings a dispatch of its own, which "),
+    (OVERLAY / "moe/refusals.py", " brings a dispatch of its own, which "),
     (OVERLAY / "commands/plan/config_file.py", "SGLang reads no file from "),
     (OVERLAY / "commands/findings/links.py", "the IOMMU translates for the GPUs "),
     (OVERLAY / "commands/findings/links.py", "sends GPU-to-GPU traffic through the root complex"),
