@@ -11,6 +11,7 @@ import pytest
 from helpers import CHILDREN, environment, run
 
 from scripts.checkpoints import tiny
+from sglang_sm120.checkpoint import inspection
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -51,6 +52,12 @@ def model(tmp_path_factory):
     directory = tiny.write(tmp_path_factory.mktemp("model") / "model", shape)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | DSPARK))
+    mark = "mtp.0.main_proj.weight"  # by which DSpark's stages are known
+    header = json.dumps({mark: {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (directory / "mark.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    index = json.loads((directory / inspection.INDEX).read_text())
+    index["weight_map"][mark] = "mark.safetensors"
+    (directory / inspection.INDEX).write_text(json.dumps(index))
     return directory
 
 

@@ -94,9 +94,10 @@ def _difference(store: Any, rank: int, others: Sequence[int], mine: dict[str, st
         for name in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(name, "unknown"), theirs.get(name, "unknown")
             if here != there:
-                same = f"give their hosts the same flags and table of tune, or {AUTO.name}=fixed"
-                what = same if name.endswith("MoE runner") else "make their hosts the same"
-                return f"{name} is {here} on rank {rank} and {there} on rank {other}; {what}"
+                of_table = f": flags, and the table of tune or {AUTO.name}=fixed"
+                more = of_table if name.endswith("MoE runner") else ""
+                said = f"{name} is {here} on rank {rank} and {there} on rank {other}; make their hosts the same"
+                return said + more
     return None
 
 
