@@ -62,8 +62,8 @@ def _drifts():
             found.append(
                 pytest.param(patch, target, release, "changed", id=f"{patch.name}-{release}-{target.qualname}")
             )
-    patch = PATCHES[-1]
-    return [*found, pytest.param(patch, patch.targets[0], NEWEST, "gone", id="gone")]
+    patch, target = next((p, t) for p in PATCHES for t in p.targets if NEWEST in t.fingerprints)
+    return [*found, pytest.param(patch, target, NEWEST, "gone", id="gone")]
 
 
 DRIFTS = _drifts()

@@ -30,7 +30,7 @@ def product(
     elif WAY == "wide":
         acc = accumulate_wide(w_ptr, s_ptr, x_rows, valid, tile, N, K, BN, 32, 1, 2, True, ASM)
     else:
-        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, N, K, BN, 32, 1, 2, True, ASM)
+        acc = accumulate_wgmma(w_ptr, s_ptr, x_rows, valid, tile, N, K, BN, 32, 1, 2, False, True, ASM)
     row = tile * BN + tl.arange(0, BN)
     tl.store(o_ptr + token[None, :] * N + row[:, None], acc, mask=valid[None, :] & (row < N)[:, None])
 
