@@ -10,7 +10,8 @@ from sglang_sm120.patches import PATCHES
 from sglang_sm120.upstream import contracts, releases
 
 NEWEST = releases.PROVEN[-1]
-NOTHING_MENDED = {"SGLANG_SM120_OBSERVED": "{}"}  # as if upstream had been asked and had mended nothing
+# As if upstream had been asked and had mended nothing, and all that a setting asks for were wanted.
+NOTHING_MENDED = {"SGLANG_SM120_OBSERVED": "{}", "SGLANG_SM120_BATCH_INVARIANT": "1"}
 
 
 def _files(release):
