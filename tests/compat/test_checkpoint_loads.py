@@ -15,7 +15,6 @@ CLASSES = {"nextn": "DeepseekV4ForCausalLMNextN", "dspark": "DeepseekV4ForCausal
 # Kind, draft, and the draft's format where it is not the usual one.
 NAMES = [f"{kind} {draft}" for kind in make.KINDS for draft in make.DRAFTS]
 NAMES += ["fp8 nextn mxfp4", "fp8 dspark mxfp4", "mxfp4 nextn fp8"]
-FEW = {"draft_experts": 4, "draft_top_k": 1}  # as V4.1's stages
 # What no checkpoint holds: scales of a quantized cache, NVFP4 scales in a kernel's order (made of the loaded ones), and
 # the two matrices that a NextN draft shares with its target.
 NEVER = ("k_scale", "v_scale", "_blockscale_swizzled"), ("lm_head.weight", "model.embed_tokens.weight")
@@ -27,7 +26,7 @@ def loads(ask, side_by_side, release_tree, tmp_path_factory):
     root, asked = tmp_path_factory.mktemp("models"), []
     for name in NAMES:
         kind, draft, *own = name.split()
-        shape = replace(make.SMALL, kind=kind, draft=draft, draft_format="".join(own), **(FEW if own else {}))
+        shape = replace(make.SMALL, kind=kind, draft=draft, draft_format="".join(own))
         asked.append([name, str(make.write(root / name.replace(" ", "-"), shape)), FLAGS[draft]])
     for release in RELEASES:
         release_tree(release)

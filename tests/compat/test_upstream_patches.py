@@ -92,4 +92,5 @@ def test_the_overlay_stands_down(which, cells):
         assert states[name][0] == "not needed", states[name]
         assert "by itself" in states[name][1]
     others = {n for n, (status, _) in states.items() if status == "applied"}
-    assert others == {"runner_name", "deepseek_v4_gate", "mxfp4_nextn", "mxfp4_experts", "weight_updates"} - mended
+    always = {"runner_name", "draft_format", "mxfp4_experts", "weight_updates"}
+    assert others == always | {"deepseek_v4_gate", "mxfp4_nextn"} - mended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def require_one_model(flags: Sequence[str], read: Sequence[str], model: str) -> 
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*words, ""]):
         name, joined, value = word.partition("=")
         yield name, value if joined else following
 
