@@ -14,5 +14,5 @@ def test_flags_that_name_no_other_model_are_let_through(flags):
     "flags", [["--model-path", "there"], ["--model-path=there"], ["--tp", "2", "--model", "there"]]
 )
 def test_another_model_is_named(flags):
-    with pytest.raises(SystemExit, match="the flags have .* there, which a launch would serve; plan takes here"):
+    with pytest.raises(SystemExit, match=r"the flags have .* there, which a launch would serve; plan takes here"):
         config_file.require_one_model(flags, flags, "here")
