@@ -63,24 +63,29 @@ def test_reads_that_are_meant_are_explained_for_one_tool_only():
         assert (mine.total(), others.total(), explained.total()) == (1 - number, 0, number)
 
 
-def test_a_run(tmp_path):
-    """Program, exit status and receipt with a stand-in for the sanitizer and one for Python."""
-    calls = tmp_path / "python"
+def stand_ins(directory, tool_does):
+    """The program's command with a stand-in for the sanitizer and one for Python; its receipt is `r`."""
+    calls, tool = directory / "python", directory / "compute-sanitizer"
     calls.write_text("#!/bin/sh\necho 'kernels: gate_up down'\necho '3 calls ran for 2 tiles'\n")
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text('#!/bin/sh\ncat "$FOUND"\nshift 4\n"$@"\n')
+    tool.write_text(f"#!/bin/sh\n{tool_does}\n")
     for program in (calls, tool):
         program.chmod(0o755)
+    text = f"import sys, runpy; sys.executable = {str(calls)!r}; sys.argv[0] = {str(PROGRAM)!r}; "
+    text += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    arguments = ["--tools", "memcheck", "--codes", "own", "--sanitizer", str(tool), "--out", str(directory / "r")]
+    return [sys.executable, "-c", text, *arguments]
+
+
+def test_a_run(tmp_path):
+    """Exit status and receipt."""
+    command = stand_ins(tmp_path, 'cat "$FOUND"\nshift 4\n"$@"')
     for text, status in (
         ("========= ERROR SUMMARY: 0 errors\n", 0), (COPIES + "========= ERROR SUMMARY: 1 error\n", 0),
         (MEMCHECK + "========= ERROR SUMMARY: 1 error\n", 1), ("", 1), ("========= ERROR SUMMARY: 2 errors\n", 1),
     ):  # fmt: skip
         (tmp_path / "found").write_text(text)
-        program = f"import sys, runpy; sys.executable = {str(calls)!r}; sys.argv[0] = {str(PROGRAM)!r}; "
-        program += "runpy.run_path(sys.argv[0], run_name='__main__')"
-        arguments = ["--tools", "memcheck", "--codes", "own", "--sanitizer", str(tool), "--out", str(tmp_path / "r")]
         env = os.environ | {"FOUND": str(tmp_path / "found")}
-        done = subprocess.run([sys.executable, "-c", program, *arguments], env=env, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == status, (text, done.stdout, done.stderr)
         assert ("RED" in done.stdout) == bool(status)
         assert (tmp_path / "r").is_file()
@@ -88,17 +93,8 @@ def test_a_run(tmp_path):
 
 def test_a_tool_that_hangs_is_ended_in_time_and_red(tmp_path):
     """With all that it started; the row that was finished before stays in the receipt."""
-    calls = tmp_path / "python"
-    calls.write_text("#!/bin/sh\necho 'kernels: gate_up down'\necho '3 calls ran for 2 tiles'\n")
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text("#!/bin/sh\nsleep 100 & echo started; wait\n")
-    for program in (calls, tool):
-        program.chmod(0o755)
-    program = f"import sys, runpy; sys.executable = {str(calls)!r}; sys.argv[0] = {str(PROGRAM)!r}; "
-    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    arguments = ["--tools", "memcheck", "--codes", "own", "--sanitizer", str(tool), "--minutes", "0.1"]
-    arguments += ["--out", str(tmp_path / "r")]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    command = [*stand_ins(tmp_path, "sleep 100 & echo started; wait"), "--minutes", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
     rows = json.loads((tmp_path / "r").read_text())["rows"]
     assert [(row["tool"], row["ok"]) for row in rows] == [(None, True), ("memcheck", False)]

@@ -24,6 +24,7 @@ _ROUTED = re.compile(
 _BLOCK = re.compile(r"^(?:(?:language_)?model\.)*(?P<block>(?:layers|mtp)\.[0-9]{1,6})\.")
 _PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _WEIGHTS = ("w1.weight", "w2.weight", "w3.weight")
+_HEADS = ("head.weight", "lm_head.weight")
 _SCALES = ("w1.scale", "w1.weight_scale_inv")
 _OF_ACTIVATIONS = ".input_scale"  # which not every kernel needs, so an expert may lack it
 
@@ -74,6 +75,7 @@ class Survey:
         others: names of all other tensors.
         expert_bytes, other_bytes: of a block's tensors; "" is no block.
         first: block of the first expert in the index, or in the first shard without one: where SGLang looks.
+        head: type of the output head, as safetensors writes it; None without one.
     """
 
     blocks: Mapping[str, Experts]
@@ -81,6 +83,7 @@ class Survey:
     expert_bytes: Mapping[str, int] = field(default_factory=dict)
     other_bytes: Mapping[str, int] = field(default_factory=dict)
     first: str | None = None
+    head: str | None = None
 
     @property
     def is_part(self) -> bool:
@@ -136,6 +139,7 @@ class _Collected:
         self.bytes: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self.entries: dict[str, Mapping[str, Any]] = {}
         self.first: str | None = None
+        self.head: str | None = None
 
     def look(self, names: Iterable[str]) -> None:
         """Note the first expert's block."""
@@ -149,6 +153,8 @@ class _Collected:
         if part is None:
             block = _BLOCK.search(name)
             self.others.add(name)
+            if name in _HEADS:
+                self.head = str(entry["dtype"])
             self.bytes[1][block["block"] if block else ""] += end - begin
             return
         facts = {"dtype": entry["dtype"], "shape": entry.get("shape")}
@@ -160,7 +166,7 @@ class _Collected:
 
     def survey(self) -> Survey:
         blocks = {block: self._experts(block) for block in sorted(self.experts, key=_order)}
-        return Survey(blocks, frozenset(self.others), dict(self.bytes[0]), dict(self.bytes[1]), self.first)
+        return Survey(blocks, frozenset(self.others), dict(self.bytes[0]), dict(self.bytes[1]), self.first, self.head)
 
     def _experts(self, block: str) -> Experts:
         experts = dict(sorted(self.experts[block].items()))

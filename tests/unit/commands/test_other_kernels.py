@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_sm120.commands.plan import other_kernels, output_head
+from sglang_sm120.checkpoint import survey
+from sglang_sm120.checkpoint.headers import CheckpointError
+from sglang_sm120.commands.plan import other_kernels
 from sglang_sm120.upstream import contracts
 
 FLAGS = {
@@ -143,11 +145,12 @@ def test_the_type_of_the_head_is_read(tmp_path, name, index):
     header(tmp_path / "b.safetensors", {name: "U8"})
     if index:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: "b.safetensors"}}))
-    assert output_head.dtype(tmp_path) == "U8"
+    assert survey.read(tmp_path).head == "U8"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {"head.weight": "no.safetensors"}}', '{"weight_map": 3}'])
-def test_a_head_that_cannot_be_read_is_unknown(tmp_path, text):
-    assert output_head.dtype(tmp_path) is None
+def test_a_head_that_cannot_be_read_is_told_as_the_checkpoint_is(tmp_path, text):
+    assert survey.read(tmp_path).head is None
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    assert output_head.dtype(tmp_path) is None
+    with pytest.raises(CheckpointError, match=r"download it again|cannot be read"):
+        survey.read(tmp_path)

@@ -14,7 +14,7 @@ from sglang_sm120 import __version__, gpu, settings
 from sglang_sm120.checkpoint import inspection, memory
 from sglang_sm120.checkpoint.inspection import Checkpoint, CheckpointError, Inspected
 from sglang_sm120.commands.findings import toolchain
-from sglang_sm120.commands.plan import judge, output_head
+from sglang_sm120.commands.plan import judge
 from sglang_sm120.commands.plan.ask import NoAnswerError, ask
 from sglang_sm120.commands.plan.document import LayerPlan, OtherKernels, Plan, Request, Sizes
 from sglang_sm120.commands.plan.simulate import SIMULATED
@@ -92,7 +92,7 @@ def _asked(plan: Plan, model: Path, flags: list[str], memory_gib: int, found: In
         said = f"{settings.ASSUME.name}={assumed} routes MoE layers, whatever --arch {plan.arch} says"
         plan = replace(plan, warnings=(*plan.warnings, said))
     request = Request(
-        model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib, head=output_head.dtype(model)
+        model=str(model), flags=tuple(flags), arch=plan.arch, memory_gib=memory_gib, head=found.survey.head
     )
     if plan.arch in settings.SM12X:
         plan = replace(plan, warnings=(*plan.warnings, *(f.line for f in toolchain.ptxas(plan.arch))))
