@@ -257,12 +257,7 @@ def render(document: dict[str, Any]) -> str:
         lines.append(
             f"  {tile_tables.shape_of(row)!s:<15} {row['tokens']:>4} {tiles[0]:<10} {tiles[1]:<10} {us:>7} {default:>7}"
         )
-    lines += [f"missing nothing was measured for {s}" for s in document.get("missing", [])]
-    if document.get("problem"):
-        lines.append(f"note    {document['problem']}")
-    lines += [f"ERROR   {e}" for e in document["errors"]]
-    if document.get("complete") is False:
-        lines.append("The time is spent; the same command goes on from here.")
+    lines += tables.closing(document)
     if document["used"]:
         lines.append("Launches on this machine use this table.")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_sm120 import files
 from sglang_sm120.commands import picture
+from sglang_sm120.commands.tune import tables
 from sglang_sm120.moe import runner_tables
 from sglang_sm120.moe.runner_tables import EQUAL_SCALES, RIGHT
 
@@ -23,12 +24,7 @@ def render(document: dict[str, Any]) -> str:
         lines.append(f"runners {files.short(document['table'])}")
     for entry in document["layers"]:
         lines += ["", *_layer(entry)]
-    lines += [f"missing nothing was measured for {layer}" for layer in document.get("missing", [])]
-    if document.get("problem"):
-        lines.append(f"note    {document['problem']}")
-    lines += [f"ERROR   {error}" for error in document["errors"]]
-    if document.get("complete") is False:
-        lines.append("The time is spent; the same command goes on from here.")
+    lines += tables.closing(document)
     return "\n".join(lines)
 
 
